@@ -19,26 +19,23 @@ FollowJob::FollowJob(const RunSpec* spec, FollowOrder order, std::shared_ptr<Ver
 bool FollowJob::WantsAfter(VersionId id) const {
   if (have_ == id) return false;
   if (!have_ || id.epoch != have_->epoch || id.generation != have_->generation) return true;
-  return id.step >= have_->step + every_;
-}
-
-std::optional<double> FollowJob::BehindSince(const VersionHistory& history) const {
-  if (history.newest == nullptr || !WantsAfter(history.newest->id)) return std::nullopt;
-  for (const auto& change : history.changes) {
-    if (have_ == change->from) return change->made_s;
-  }
-  return history.newest->made_s;
+  return id.step >= have_->step && id.step - have_->step >= every_;
 }
 
 void FollowJob::Offer(const VersionHistory& history) {
-  if (stopped_ || in_flight_ || history.newest == nullptr) return;
-  if (!WantsAfter(history.newest->id)) return;
+  if (stopped_ || history.newest == nullptr) return;
+  if (!WantsAfter(history.newest->id)) return wanted_since_s_.reset();
+  if (!wanted_since_s_) wanted_since_s_ = MonotonicSeconds();
+  if (in_flight_) return;
+  for (const auto& change : history.changes) {
+    if (have_ == change->from) have_number_ = change->number - 1;
+  }
   parcels_ = Path(history);
   if (parcels_.empty()) parcels_ = {history.newest};
   place_ = 0;
   opened_ = false;
   bytes_ = 0;
-  began_s_ = MonotonicSeconds();
+  began_s_ = progress_s_ = MonotonicSeconds();
   SendMore();
 }
 
@@ -78,8 +75,16 @@ void FollowJob::Close(VersionId id, uint64_t number, uint64_t changed) {
   have_ = id;
   have_number_ = number;
   digests_ = {};
+  wanted_since_s_.reset();  // it gets on
   opened_ = false;
-  ++place_;
+  parcels_[place_++] = {};  // which may be all that keeps it
+}
+
+void FollowJob::SetWhole(const VersionPiece& piece, VersionChunk* chunk) const {
+  chunk->values = {reinterpret_cast<const char*>(piece.memory.get()), piece.size};
+  chunk->count = piece.size / WireBytes(spec_->tensors[chunk->tensor].serving_format);
+  chunk->scales = piece.scales;
+  chunk->crc32c = piece.crc32c;
 }
 
 bool FollowJob::WriteSome(const std::shared_ptr<const VersionChange>& change) {
@@ -90,19 +95,17 @@ bool FollowJob::WriteSome(const std::shared_ptr<const VersionChange>& change) {
   for (; next_ < change->pieces.size(); ++next_) {
     const ChangedPiece& piece = change->pieces[next_];
     VersionChunk chunk{.tensor = piece.tensor, .chunk = piece.chunk, .last = piece.last, .digest = piece.digest};
-    if (piece.whole) {
-      chunk.values = piece.now->codes;
-      chunk.count = piece.now->codes.size() / WireBytes(spec_->tensors[piece.tensor].serving_format);
-      chunk.crc32c = piece.now->crc32c;
+    if (piece.whole != nullptr) {
+      SetWhole(*piece.whole, &chunk);
     } else {
       chunk.position_coding = piece.changes.position_coding;
       chunk.value_coding = piece.changes.value_coding;
       chunk.count = piece.changes.count;
       chunk.positions = piece.changes.positions;
       chunk.values = piece.changes.values;
+      chunk.scales = piece.scales;
       chunk.crc32c = piece.crc32c;
     }
-    if (piece.now != nullptr) chunk.scales = piece.now->scales;
     if (!sink_->HasRoom(chunk.bytes())) return true;
     sink_->Write(chunk);
     bytes_ += chunk.bytes();
@@ -122,15 +125,12 @@ bool FollowJob::WriteSome(const std::shared_ptr<const WeightVersion>& version) {
   for (; next_ < version->pieces.size(); ++next_) {
     while (next_ >= chunk_starts_[tensor_ + 1]) ++tensor_;
     if (LeavesOut(*version, tensor_)) continue;
-    const VersionPiece& piece = *version->pieces[next_];
-    const VersionChunk chunk{.tensor = tensor_,
-                             .chunk = next_ - chunk_starts_[tensor_],
-                             .count = piece.codes.size() / WireBytes(spec_->tensors[tensor_].serving_format),
-                             .values = piece.codes,
-                             .scales = piece.scales,
-                             .crc32c = piece.crc32c,
-                             .last = next_ + 1 == chunk_starts_[tensor_ + 1],
-                             .digest = next_ + 1 == chunk_starts_[tensor_ + 1] ? version->digests[tensor_] : 0};
+    const bool last = next_ + 1 == chunk_starts_[tensor_ + 1];
+    VersionChunk chunk{.tensor = tensor_,
+                       .chunk = next_ - chunk_starts_[tensor_],
+                       .last = last,
+                       .digest = last ? version->digests[tensor_] : 0};
+    SetWhole(*version->pieces[next_], &chunk);
     if (!sink_->HasRoom(chunk.bytes())) return true;
     sink_->Write(chunk);
     bytes_ += chunk.bytes();
@@ -153,6 +153,7 @@ void FollowJob::SendMore() {
 
 void FollowJob::OnSent() {
   in_flight_ = false;
+  progress_s_ = MonotonicSeconds();
   if (!stopped_ && sending()) SendMore();
 }
 
@@ -170,7 +171,9 @@ bool FollowJob::Keeps(const WeightVersion* newest) const {
 }
 
 bool FollowJob::IsSlow(double now_s, double patience_s) const {
-  return now_s - began_s_ > patience_s + static_cast<double>(bytes_) / kLeastBytesPerS;
+  if (!in_flight_) return false;
+  return now_s - progress_s_ > patience_s ||
+         now_s - began_s_ > patience_s + static_cast<double>(bytes_) / kLeastBytesPerS;
 }
 
 }  // namespace ballast

@@ -38,8 +38,9 @@ class FollowJob {
   // spec outlives the job.
   FollowJob(const RunSpec* spec, FollowOrder order, std::shared_ptr<VersionSink> sink);
 
-  // Since when (MonotonicSeconds) there has been a version that it wants and has not sent whole; none: there is none.
-  std::optional<double> BehindSince(const VersionHistory& history) const;
+  // Since when (MonotonicSeconds) there has been a version that it wants, or since it last has sent one whole and there is
+  // another; none: there is none.
+  std::optional<double> wanted_since_s() const { return wanted_since_s_; }
   // Sends what leads to the newest, unless it is sending or does not want it.
   void Offer(const VersionHistory& history);
   // The message under way is with the reader. Offer comes next, once nothing is being sent.
@@ -56,7 +57,8 @@ class FollowJob {
   bool sending() const { return place_ < parcels_.size(); }
   // Whether it is in the middle of a version that is sent whole, and is not this one.
   bool Keeps(const WeightVersion* newest) const;
-  // Whether it has taken longer over what it is sent now than patience_s and what the bytes need at kLeastBytesPerS.
+  // Whether its reader has taken nothing for patience_s; or has taken longer over what it is sent now than that and what
+  // the bytes need at kLeastBytesPerS.
   bool IsSlow(double now_s, double patience_s) const;
 
  private:
@@ -70,6 +72,8 @@ class FollowJob {
   // Writes some more of the parcel in hand. False: it has no more.
   bool WriteSome(const std::shared_ptr<const VersionChange>& change);
   bool WriteSome(const std::shared_ptr<const WeightVersion>& version);
+  // What the chunk has, where it comes whole.
+  void SetWhole(const VersionPiece& piece, VersionChunk* chunk) const;
   void Open(const VersionOpening& opening);
   void Close(VersionId id, uint64_t number, uint64_t changed);
   void SendMore();
@@ -88,7 +92,9 @@ class FollowJob {
   uint64_t next_ = 0;            // in it: of the changed pieces, or of the run's chunks
   uint32_t tensor_ = 0;          // that the chunk `next_` is of, in a whole version
   double began_s_ = 0;           // with the parcels
-  uint64_t bytes_ = 0;           // written of them
+  double progress_s_ = 0;        // since the reader last took something
+  std::optional<double> wanted_since_s_ = {};
+  uint64_t bytes_ = 0;  // written of them
   Sent sent_;
   bool in_flight_ = false;  // a message is under way
   bool stopped_ = false;

@@ -14,6 +14,8 @@ namespace {
 
 // More are of no use: a reader that is further behind than this takes a whole version.
 constexpr size_t kMostChanges = 256;
+// A version that was begun waits so long for a moment in which nothing is sent to ranks.
+constexpr double kLateS = 1;
 
 // Not 0, which a reader names that knows of no epochs.
 uint64_t Draw() {
@@ -25,7 +27,8 @@ uint64_t Draw() {
 
 Followers::Followers(Environment environment)
     : environment_(std::move(environment)),
-      version_bytes_(VersionBytes(*environment_.spec, *environment_.plan)),
+      needed_bytes_(VersionBytes(*environment_.spec, *environment_.plan) +
+                    VersionChangeBytes(*environment_.spec, *environment_.plan)),
       memory_(std::make_shared<FollowMemory>(FollowMemoryBytes(*environment_.spec, *environment_.plan))),
       epoch_(Draw()),
       maker_(std::make_shared<VersionMaker>(VersionMaker::Environment{
@@ -44,16 +47,24 @@ size_t Followers::reading() const {
       std::count_if(readers_.begin(), readers_.end(), [](const Reader& r) { return !r.job->stopped(); }));
 }
 
+// One that was ended and has not taken that yet counts, too: it has a message.
 void Followers::Begin(FollowOrder order, std::shared_ptr<VersionSink> sink) {
   const uint32_t most = environment_.spec->follow->readers;
-  if (reading() >= most) {
+  if (readers_.size() >= most) {
     return sink->Finish(
         absl::ResourceExhaustedError(absl::StrCat(most, " readers follow run '", environment_.spec->run_id,
                                                   "', as many as its spec allows (follow.readers); ask again later")));
   }
+  if (reading() == 0) awaits_newest_ = true;
+  unread_since_s_.reset();
   readers_.push_back({.job = std::make_unique<FollowJob>(environment_.spec, std::move(order), std::move(sink))});
-  readers_.back().job->Offer(history_);
+  OfferAll();
   Show();
+}
+
+void Followers::OfferAll() {
+  if (awaits_newest_) return;
+  for (const Reader& reader : readers_) reader.job->Offer(history_);
 }
 
 void Followers::OnSent(const VersionSink* sink) {
@@ -64,7 +75,8 @@ void Followers::OnSent(const VersionSink* sink) {
     const FollowJob::Sent sent = reader.job->TakeSent();
     if (sent.whole > 0) environment_.metrics->Count(kSent, "whole", static_cast<double>(sent.whole));
     if (sent.changes > 0) environment_.metrics->Count(kSent, "changes", static_cast<double>(sent.changes));
-    return reader.job->Offer(history_);
+    if (!awaits_newest_) reader.job->Offer(history_);
+    return;
   }
 }
 
@@ -74,6 +86,10 @@ void Followers::OnGone(const VersionSink* sink) {
   if (found == readers_.end()) return;
   found->job->Stop(absl::CancelledError("the reader is gone"));
   readers_.erase(found);
+  if (reading() == 0) {
+    maker_->Abandon();
+    unread_since_s_ = MonotonicSeconds();
+  }
   Show();
 }
 
@@ -81,18 +97,22 @@ bool Followers::Wants(uint64_t generation, uint64_t step) {
   if (maker_->making() || reading() == 0) return false;
   if (history_.newest == nullptr) return HasMemory();
   const VersionId newest = history_.newest->id;
+  if (generation == newest.generation && step == newest.step) {
+    if (std::exchange(awaits_newest_, false)) OfferAll();
+    return false;
+  }
   const uint64_t every = environment_.spec->follow->every;
-  if (generation == newest.generation && step / every == newest.step / every) return false;
+  if (generation == newest.generation && step / every == newest.step / every && !awaits_newest_) return false;
   return HasMemory();
 }
 
-// For the version's own pieces, and for what it may have changed, which is half of them at most.
 bool Followers::HasMemory() {
-  const uint64_t needed = version_bytes_ + version_bytes_ / 2;
-  while (memory_->left() < needed && !history_.changes.empty()) history_.changes.pop_front();
-  short_of_memory_ = memory_->left() < needed;
+  while (memory_->left() < needed_bytes_ && !history_.changes.empty()) history_.changes.pop_front();
+  short_of_memory_ = memory_->left() < needed_bytes_;
   return !short_of_memory_;
 }
+
+bool Followers::version_is_late() const { return maker_->making() && MonotonicSeconds() > began_s_ + kLateS; }
 
 void Followers::Make(uint64_t generation, uint64_t step, double since_unix_s) {
   began_s_ = MonotonicSeconds();
@@ -108,7 +128,8 @@ void Followers::OnMade(std::shared_ptr<const WeightVersion> version, std::shared
   history_.newest = std::move(version);
   if (change != nullptr) history_.changes.push_back(std::move(change));
   if (history_.changes.size() > kMostChanges) history_.changes.pop_front();
-  for (const Reader& reader : readers_) reader.job->Offer(history_);
+  awaits_newest_ = false;
+  OfferAll();
   environment_.metrics->OnVersion(made);
   figures_.newest = made;
   Show();
@@ -124,9 +145,10 @@ void Followers::Tick(double now_s) {
     const FollowJob& job = *reader.job;
     if (reader.ended_s > 0 && now_s > reader.ended_s + patience_s) job.sink()->Cancel();
     if (job.stopped() && reader.ended_s == 0) reader.ended_s = now_s;
-    const auto behind_since_s = job.stopped() ? std::nullopt : job.BehindSince(history_);
-    if (behind_since_s) behind_s = std::max(behind_s, now_s - *behind_since_s);
+    if (!job.stopped() && job.wanted_since_s()) behind_s = std::max(behind_s, now_s - *job.wanted_since_s());
   }
+  // Until then a reader that has lost its connection may go on from where it was.
+  if (unread_since_s_ && now_s > *unread_since_s_ + patience_s) history_ = {};
   if (std::exchange(figures_.readers.behind_seconds, behind_s) != behind_s) Show();
 }
 
@@ -148,7 +170,6 @@ void Followers::EndSlowest(double now_s, double patience_s) {
 
 void Followers::Reset(const absl::Status& why) {
   End(why);
-  maker_->Abandon();
   epoch_ = Draw();
   history_ = {};
   figures_ = {};
@@ -156,6 +177,7 @@ void Followers::Reset(const absl::Status& why) {
 }
 
 void Followers::End(const absl::Status& why) {
+  maker_->Abandon();
   for (Reader& reader : readers_) reader.job->Stop(why);
   Show();
 }

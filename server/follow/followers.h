@@ -50,7 +50,8 @@ class Followers {
   void Reset(const absl::Status& why);
   void End(const absl::Status& why);
 
-  // Whether a version of the last closed step is wanted, and may be made now.
+  // Whether a version of the last closed step is wanted, and may be made now. Readers that came when there was none wait
+  // for the newest: where it is of this step, they are sent it.
   bool Wants(uint64_t generation, uint64_t step);
   // Then, at a time when the weights are those of that step: begins it.
   // `since_unix_s`: since when the run has had them.
@@ -59,6 +60,8 @@ class Followers {
   // As in VersionMaker.
   void BeforeChange(uint32_t tensor) { maker_->BeforeChange(tensor); }
   void EncodeNext(std::function<void()> done) { maker_->EncodeNext(std::move(done)); }
+  // Whether a version was begun so long ago that it is not to wait for devices with nothing else to do.
+  bool version_is_late() const;
 
  private:
   struct Reader {
@@ -68,12 +71,13 @@ class Followers {
 
   size_t reading() const;
   bool HasMemory();
+  void OfferAll();
   void EndSlowest(double now_s, double patience_s);
   void OnMade(std::shared_ptr<const WeightVersion> version, std::shared_ptr<const VersionChange> change);
   void Show();
 
   const Environment environment_;
-  const uint64_t version_bytes_;  // and what it takes beside its weights
+  const uint64_t needed_bytes_;  // for a version, and for what it may have changed
   const std::shared_ptr<FollowMemory> memory_;
   uint64_t epoch_;
   VersionHistory history_;
@@ -81,6 +85,8 @@ class Followers {
   FollowFigures figures_;
   double began_s_ = 0;  // to make it
   bool short_of_memory_ = false;
+  bool awaits_newest_ = false;                // the first reader has come: what there is may be old
+  std::optional<double> unread_since_s_ = 0;  // MonotonicSeconds; none: there are readers
   const std::shared_ptr<VersionMaker> maker_;
 };
 

@@ -6,12 +6,14 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "proto/changes.h"
 
 #include "server/spec/run_spec.h"
@@ -61,11 +63,13 @@ class FollowMemory {
 
 // A chunk's weights in the serving format.
 struct VersionPiece {
-  std::string codes;
+  std::unique_ptr<const std::byte[]> memory;
+  uint64_t size = 0;
   std::vector<float> scales;
   uint32_t crc32c = 0;  // of the codes
   FollowMemory::Share share = {};
-  uint64_t bytes() const { return codes.size() + scales.size() * sizeof(float); }
+  absl::Span<const std::byte> codes() const { return {memory.get(), size}; }
+  uint64_t bytes() const { return size + scales.size() * sizeof(float); }
 };
 using VersionPiecePtr = std::shared_ptr<const VersionPiece>;
 
@@ -84,16 +88,14 @@ struct WeightVersion {
 struct ChangedPiece {
   uint32_t tensor = 0;
   uint64_t chunk = 0;
-  bool last = false;    // of the tensor, that comes
-  uint64_t digest = 0;  // with the last: of all of the tensor
-  Changes changes = {};
-  uint32_t crc32c = 0;       // of the changes' positions and values
-  VersionPiecePtr now = {};  // the chunk, where that takes fewer bytes, or else for its scales
-  bool whole = false;        // it comes as it is now
-  // What goes out: positions, values and scales.
-  uint64_t bytes() const {
-    return (whole ? now->codes.size() : changes.bytes()) + (now == nullptr ? 0 : now->scales.size() * sizeof(float));
-  }
+  bool last = false;               // of the tensor, that comes
+  uint64_t digest = 0;             // with the last: of all of the tensor
+  VersionPiecePtr whole = {};      // the chunk as it is now, where that takes few enough bytes; else
+  Changes changes = {};            // what it has changed,
+  std::vector<float> scales = {};  // its scales,
+  uint32_t crc32c = 0;             // and the checksum of the changes' positions and values
+  // What goes out.
+  uint64_t bytes() const { return whole != nullptr ? whole->bytes() : changes.bytes() + scales.size() * sizeof(float); }
 };
 
 // From one version to the next.

@@ -1,5 +1,6 @@
 #include "server/follow/version_maker.h"
 
+#include <cstring>
 #include <utility>
 
 #include "proto/checksum.h"
@@ -17,6 +18,11 @@ absl::Span<const std::byte> BytesOf(absl::string_view bytes) {
   return {reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()};
 }
 
+// To the bit, whatever they are.
+bool AreSame(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
+}
+
 }  // namespace
 
 // What is encoded and compared of one version. The digesters are the comparing thread's, all else is the strand's.
@@ -29,6 +35,7 @@ struct VersionMaker::Build {
   uint64_t chunks_left = 0;     // that are not in the version yet
   std::vector<std::unique_ptr<Item>> encoded;
   bool comparing = false;
+  std::atomic<bool> abandoned = false;                     // what is not compared yet, need not be
   std::vector<std::unique_ptr<TensorDigester>> digesters;  // by tensor, from its first chunk until its last
   std::vector<std::vector<ChangedPiece>> changed;          // by tensor
 };
@@ -37,6 +44,11 @@ VersionMaker::VersionMaker(Environment environment)
     : environment_(std::move(environment)),
       chunk_starts_(ChunkStarts(*environment_.spec)),
       comparer_({.name = "versions"}) {}
+
+void VersionMaker::Abandon() {
+  if (build_ != nullptr) build_->abandoned = true;
+  build_ = nullptr;
+}
 
 void VersionMaker::Begin(VersionId id, double closed_unix_s, std::shared_ptr<const WeightVersion> before) {
   const size_t tensors = environment_.spec->tensors.size();
@@ -113,7 +125,10 @@ void VersionMaker::Submit(uint32_t tensor, const std::function<void()>& done) {
   for (uint64_t chunk = 0; chunk < chunks; ++chunk) {
     auto item = std::make_unique<Item>(Item{.tensor = tensor, .chunk = chunk});
     if (build.before != nullptr) item->before = build.before->pieces[chunk_starts_[tensor] + chunk];
+    const uint64_t elements = ChunkEnd(spec, t, chunk) - ChunkBegin(spec, chunk);
+    item->memory = std::make_unique_for_overwrite<std::byte[]>(elements * WireBytes(t.serving_format));
     WeightPiece* const to = &item->encoded;
+    to->place = item->memory.get();
     environment_.store->EncodeWeights({tensor, ChunkBegin(spec, chunk), ChunkEnd(spec, t, chunk)}, to,
                                       [self = weak_from_this(), of = build_, item = std::move(item),
                                        last = chunk + 1 == chunks, done](const TaskResult&) mutable {
@@ -134,7 +149,9 @@ void VersionMaker::CompareMore(const std::shared_ptr<Build>& build) {
   build->comparing = true;
   comparer_.Post([self = weak_from_this(), build, items = std::exchange(build->encoded, {}), spec = environment_.spec,
                   memory = environment_.memory, strand = environment_.strand]() mutable {
-    for (const auto& item : items) Compare(*spec, memory, build.get(), item.get());
+    for (const auto& item : items) {
+      if (!build->abandoned) Compare(*spec, memory, build.get(), item.get());
+    }
     // Nothing of it is held here any more when the strand goes on: its memory counts.
     strand->Post([self, build = std::move(build), items = std::move(items)]() mutable {
       if (const auto maker = self.lock()) maker->OnCompared(build, std::move(items));
@@ -155,23 +172,22 @@ void VersionMaker::Compare(const RunSpec& spec, const std::shared_ptr<FollowMemo
   }
   FoundChanges found;
   if (item->before != nullptr) {
-    found =
-        FindChanges(BytesOf(item->before->codes), encoded.encoded(), WireBytes(t.serving_format), encoded.bytes() / 2);
-    if (found.changes && found.count == 0 && item->before->scales == encoded.scales)
+    found = FindChanges(item->before->codes(), encoded.encoded(), WireBytes(t.serving_format), encoded.bytes() / 2);
+    if (found.changes && found.count == 0 && AreSame(item->before->scales, encoded.scales))
       return void(item->now = item->before);
   }
-  const uint64_t bytes = encoded.bytes() + kPieceOverhead;
-  item->now = std::make_shared<const VersionPiece>(VersionPiece{.codes = std::move(encoded.data),
-                                                                .scales = std::move(encoded.scales),
+  const uint64_t size = encoded.encoded().size(), bytes = encoded.bytes() + kPieceOverhead;
+  item->now = std::make_shared<const VersionPiece>(VersionPiece{.memory = std::move(item->memory),
+                                                                .size = size,
+                                                                .scales = encoded.scales,
                                                                 .crc32c = encoded.crc32c,
                                                                 .share = {memory, bytes}});
   if (item->before == nullptr) return;
   item->differing = found.count;
-  ChangedPiece& changed = item->changed.emplace();
-  changed = {.tensor = item->tensor, .chunk = item->chunk, .whole = !found.changes};
-  if (changed.whole || t.row_length > 0) changed.now = item->now;
-  if (changed.whole) return;
+  ChangedPiece& changed = item->changed.emplace(ChangedPiece{.tensor = item->tensor, .chunk = item->chunk});
+  if (!found.changes) return void(changed.whole = item->now);
   changed.changes = *std::move(found.changes);
+  changed.scales = std::move(encoded.scales);
   changed.crc32c = ExtendCrc32c(Crc32c(BytesOf(changed.changes.positions)), BytesOf(changed.changes.values));
 }
 
@@ -207,7 +223,7 @@ void VersionMaker::FinishIfWhole(const std::shared_ptr<Build>& build) {
   for (std::vector<ChangedPiece>& changed : build->changed) {
     for (ChangedPiece& piece : changed) {
       change.bytes += piece.bytes();
-      memory += piece.changes.bytes() + kPieceOverhead;
+      memory += (piece.whole == nullptr ? piece.bytes() : 0) + kPieceOverhead;
       change.pieces.push_back(std::move(piece));
     }
   }

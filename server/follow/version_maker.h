@@ -38,6 +38,7 @@ class VersionMaker : public std::enable_shared_from_this<VersionMaker> {
     Made made;  // on the strand
   };
   explicit VersionMaker(Environment environment);
+  ~VersionMaker() { Abandon(); }
 
   bool making() const { return build_ != nullptr; }
   // Not while another is being made. `before`: the newest; nullptr: none.
@@ -48,14 +49,15 @@ class VersionMaker : public std::enable_shared_from_this<VersionMaker> {
   // strand.
   void EncodeNext(std::function<void()> done);
   // The version under way comes to nothing.
-  void Abandon() { build_ = nullptr; }
+  void Abandon();
 
  private:
   // A chunk on its way into the version.
   struct Item {
     uint32_t tensor = 0;
     uint64_t chunk = 0;
-    WeightPiece encoded = {};
+    std::unique_ptr<std::byte[]> memory;  // which the device writes first, on its own threads
+    WeightPiece encoded = {};             // into that memory
     VersionPiecePtr before = {}, now = {};
     uint64_t digest = 0;     // of the tensor, with its last chunk
     uint64_t differing = 0;  // elements

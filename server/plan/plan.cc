@@ -4,6 +4,8 @@
 #include <numeric>
 #include <utility>
 
+#include "proto/batch.h"
+
 #include "kernels/matrix/newton_schulz.h"
 #include "server/plan/accounts.h"
 
@@ -135,6 +137,17 @@ uint64_t VersionBytes(const RunSpec& spec, const Plan& plan) {
   return Sum(plan.pull_bytes, Product(ChunkStarts(spec).back(), kPieceOverhead));
 }
 
+uint64_t VersionChangeBytes(const RunSpec& spec, const Plan& plan) {
+  return Sum(plan.pull_bytes / 2, Product(ChunkStarts(spec).back(), kPieceOverhead));
+}
+
+// What a reader may have under way: a chunk, or many small ones with what the message says of each.
+uint64_t VersionMessageBytes(const Plan& plan) {
+  constexpr uint64_t kOfAPart = 128;
+  const uint64_t chunk = plan.send_buffer_bytes + plan.send_buffer_scales * sizeof(float);
+  return std::max<uint64_t>(chunk, kMostBatchBytes) + kMostBatchMessages * kOfAPart;
+}
+
 ChunkScales ScalesOfChunks(const RunSpec& spec, const TensorSpec& t) {
   if (t.row_length == 0) return {};
   const uint64_t chunks = ChunkCount(spec, t), full = t.elements / spec.chunk_elements;
@@ -190,8 +203,8 @@ Plan MakePlan(const RunSpec& spec, Placement placement) {
   if (HasJournal(spec)) Add(&plan.shards[0].bytes.staging, kJournalBuffers);
   plan.shards[0].bytes.client_state = ClientStateBytes(spec.ranks, SnapshotImages(spec));
   if (spec.follow) {
-    const uint64_t message = plan.send_buffer_bytes + plan.send_buffer_scales * sizeof(float);
-    plan.shards[0].bytes.following = Sum(FollowMemoryBytes(spec, plan), Product(spec.follow->readers, message));
+    const uint64_t messages = Product(spec.follow->readers, VersionMessageBytes(plan));
+    plan.shards[0].bytes.following = Sum(FollowMemoryBytes(spec, plan), messages);
   }
   for (const ShardPlan& shard : plan.shards) plan.bytes += shard.bytes;
   return plan;

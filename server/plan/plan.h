@@ -168,11 +168,13 @@ inline uint64_t ClientStateBytes(uint64_t ranks, uint64_t snapshots) {
 inline constexpr uint64_t kPieceOverhead = 256;
 // Where readers may follow the run: a version of all weights as they are served.
 uint64_t VersionBytes(const RunSpec& spec, const Plan& plan);
+uint64_t VersionMessageBytes(const Plan& plan);
+// The most that one may have changed of the one before: half of its bytes, or it goes whole.
+uint64_t VersionChangeBytes(const RunSpec& spec, const Plan& plan);
 // What versions, and what they have changed, may take together: the newest version, the one that is made, what that may
 // have changed, which is half of it at most, and one that a slow reader is in the middle of.
 inline uint64_t FollowMemoryBytes(const RunSpec& spec, const Plan& plan) {
-  const uint64_t version = VersionBytes(spec, plan);
-  return Sum(Product(3, version), version / 2);
+  return Sum(Product(3, VersionBytes(spec, plan)), VersionChangeBytes(spec, plan));
 }
 
 // What is kept of a tensor's gradient from one curvature probe to the next: a multiple of kAlignment.

@@ -68,6 +68,7 @@ void SubscribeStream::Write(const VersionChunk& chunk) {
   out.set_last(chunk.last);
   out.set_digest(chunk.digest);
   bytes_ += chunk.bytes();
+  large_ = large_ || chunk.bytes() > kMostBatchedBytes;
 }
 
 void SubscribeStream::Write(const VersionClosing& closing) {
@@ -81,7 +82,7 @@ void SubscribeStream::Write(const VersionClosing& closing) {
 bool SubscribeStream::HasRoom(uint64_t bytes) const {
   constexpr int kMostBesides = 2 * 8;  // what begins and ends versions that follow
   if (message_.batch_size() + kMostBesides > kMostBatchMessages) return false;
-  return bytes_ == 0 || (bytes <= kMostBatchedBytes && bytes + bytes_ <= kMostBatchBytes);
+  return bytes_ == 0 || (!large_ && bytes <= kMostBatchedBytes && bytes + bytes_ <= kMostBatchBytes);
 }
 
 bool SubscribeStream::Send() {
@@ -101,6 +102,7 @@ void SubscribeStream::OnWriteDone(bool ok) {
   if (!ok) return;
   message_.Clear();
   bytes_ = 0;
+  large_ = false;
   run_->OnVersionSent(shared_from_this());
 }
 

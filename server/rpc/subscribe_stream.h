@@ -45,6 +45,7 @@ class SubscribeStream final : public StreamCall<grpc::ServerWriteReactor<v1::Ver
   std::shared_ptr<Run> run_;
   v1::VersionPart message_;  // gathered, or under way: the strand's until Send, gRPC's until OnWriteDone
   size_t bytes_ = 0;         // of its chunks
+  bool large_ = false;       // one of them goes alone
 };
 
 }  // namespace ballast

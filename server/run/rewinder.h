@@ -79,6 +79,7 @@ class Rewinder {
   void Ask(RewindOrder order, RewindDone done) { due_.push_back({std::move(order), std::move(done)}); }
   // For the run itself: calls `rewound` when it is done; where it cannot be done, the log says so, with `why`.
   void AskItself(RewindOrder order, std::string why, absl::AnyInvocable<void()> rewound);
+  bool due() const { return !due_.empty(); }
   // Carries out what was asked for, until a step is being judged. Not while effects are carried out.
   void CarryOut();
   // Answers all who have asked with this status.

@@ -241,10 +241,9 @@ void StepDriver::Settle() {
   executor_.CheckpointIfWanted();
   executor_.MakeVersionIfWanted();
   // When no stream and no update waits for the devices.
-  if (executor_.updater().idle() && !links_.any_sending()) {
-    executor_.rewinder().SaveNext([this] { Settle(); });
-    executor_.EncodeVersion([this] { Settle(); });
-  }
+  const bool idle = executor_.updater().idle(), sends = links_.any_sending();
+  if (idle && !sends) executor_.rewinder().SaveNext([this] { Settle(); });
+  if (idle) executor_.EncodeVersion(/*idle=*/!sends, [this] { Settle(); });
   AnswerQuiet();
   FinishWhenDrained();
 }

@@ -111,9 +111,10 @@ class StepExecutor {
   // Begins a version of the last closed step for readers that follow the run, where one is wanted and its weights are
   // there.
   void MakeVersionIfWanted();
-  // The devices have nothing else to do: some more of that version is encoded, then `done` is called.
-  void EncodeVersion(std::function<void()> done) {
-    if (followers_ != nullptr) followers_->EncodeNext(std::move(done));
+  // The devices have nothing else to do, or that version is late: some more of it is encoded, then `done` is called.
+  void EncodeVersion(bool idle, std::function<void()> done) {
+    if (followers_ == nullptr || (!idle && !followers_->version_is_late())) return;
+    followers_->EncodeNext(std::move(done));
   }
   Checkpointer* checkpointer() { return checkpointer_.get(); }  // nullptr: the run is not checkpointed
   // Before anything else, after the other GoOnFrom: the run has been updated as its journal says, to this state.

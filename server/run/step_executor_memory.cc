@@ -99,7 +99,7 @@ void StepExecutor::CheckpointIfWanted() {
 void StepExecutor::MakeVersionIfWanted() {
   if (followers_ == nullptr || !followers_->Wants(machine_.generation(), machine_.step() - 1)) return;
   if (gate_.replacing() || !gate_.weights_loaded() || !updater_.idle() || judge_.awaits_answers()) return;
-  if (machine_.step_open() && machine_.UpdatedAny()) return;
+  if (rewinder_.due() || (machine_.step_open() && machine_.UpdatedAny())) return;  // undone, or in the middle of one
   followers_->Make(machine_.generation(), machine_.step() - 1,
                    had_since_unix_s_ > 0 ? had_since_unix_s_ : UnixSeconds());
 }

@@ -30,7 +30,8 @@ void Print(const v1::RunSpec& spec, const v1::RunPlan& plan, std::ostream& out) 
   row("", "gradients under way", plan.server().gradients());
   row("", "staging", plan.server().staging());
   if (plan.server().snapshots() > 0) row("", "snapshots, in host memory", plan.server().snapshots());
-  if (plan.server().following() > 0) row("", "versions that readers follow, in host memory, at most", plan.server().following());
+  if (plan.server().following() > 0)
+    row("", "versions that readers follow, in host memory, at most", plan.server().following());
   row("", "client_state, at most", plan.server().client_state());
   row("", "total", TotalBytes(plan.server()));
   row("trainer", "weights", plan.trainer_weight_bytes());

@@ -126,8 +126,9 @@ TEST(ConvertCheckpointsTest, AnAmendmentMayChangeIt) {
   EXPECT_TRUE(CheckAmendment(Canonical(WithPolicy(5, 0, 10), true), existing).ok());
   v1::RunSpec other = WithPolicy(5, 0, 10);
   other.set_seed(8);
-  EXPECT_THAT(std::string(CheckAmendment(existing, Canonical(other, true)).message()),
-              AllOf(HasSubstr("seed is 7, asked for is 8"), HasSubstr("max_grad_norm, checkpoint and follow may change")));
+  EXPECT_THAT(
+      std::string(CheckAmendment(existing, Canonical(other, true)).message()),
+      AllOf(HasSubstr("seed is 7, asked for is 8"), HasSubstr("max_grad_norm, checkpoint and follow may change")));
 }
 
 // The checkpoint's files have the tensors' shapes.

@@ -169,7 +169,8 @@ TEST(PlanTest, VersionsForReadersTakeMemoryWhereTheRunMayBeFollowed) {
   const Plan plan = MakePlan(spec);
   const uint64_t version = 2 * plan.parameters + ChunkStarts(spec).back() * kPieceOverhead;
   EXPECT_EQ(VersionBytes(spec, plan), version);
-  EXPECT_EQ(plan.bytes.following, 3 * version + version / 2 + 5 * plan.send_buffer_bytes);
+  EXPECT_EQ(FollowMemoryBytes(spec, plan), 3 * version + plan.parameters + ChunkStarts(spec).back() * kPieceOverhead);
+  EXPECT_EQ(plan.bytes.following, FollowMemoryBytes(spec, plan) + 5 * VersionMessageBytes(plan));
   EXPECT_EQ(plan.bytes.on_device(), plan.bytes.total() - plan.bytes.beside_device());
 }
 
