@@ -67,7 +67,9 @@ class FakeFollow:
         self._said: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.requests: list[Any] = []
         self.describe(weights, follow)
-        self._server = grpc.server(ThreadPoolExecutor(8))
+        # As the daemon's: a reader pings for as long as no version comes.
+        pings = [("grpc.http2.min_ping_interval_without_data_ms", 1000), ("grpc.keepalive_permit_without_calls", 1)]
+        self._server = grpc.server(ThreadPoolExecutor(8), options=pings)
         answers = {"GetRun": (self._get_run, "GetRunRequest", False)}, {
             "Subscribe": (self._tell, "SubscribeRequest", True)
         }

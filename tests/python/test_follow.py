@@ -116,7 +116,7 @@ def test_what_is_wrong_is_named(fake: FakeFollow, tmp_path: Path, monkeypatch: p
         ballast.Subscriber("127.0.0.1:1", "r", connect_timeout=0.05)
     with FakeFollow(tmp_path, weights_at(0), follow=False) as without:
         without.end(grpc.StatusCode.FAILED_PRECONDITION, "no follow")
-        with pytest.raises(ballast.Rejected, match="nobody may follow it: give its optimizer follow=True"):
+        with pytest.raises(ballast.Rejected, match="nobody may follow it: begin a run with follow=True"):
             ballast.Subscriber(without.server, "r")
 
 
@@ -187,7 +187,7 @@ def test_a_rewound_run_takes_the_module_back(fake: FakeFollow, net: Net) -> None
         fake.whole(weights_at(9), 9)
         assert follower.wait(step=9, timeout=LONG_S)
         fake.whole(weights_at(4), 4, generation=2)
-        assert follower._feed.wait(follower._feed.newest, LONG_S)
+        assert follower._feed.wait(follower.version, LONG_S)
         assert follower.update()
         assert (follower.step, follower.generation) == (4, 2)
         assert_weights(net, 4)

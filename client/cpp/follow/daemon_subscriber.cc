@@ -325,7 +325,7 @@ void DaemonSubscriber::Publish(FollowedVersion version) {
   for (uint32_t i = 0; i < touched_.size(); ++i) {
     if (touched_[i]) version.changed.push_back(i);
   }
-  const bool same = told_ && told_->step() == have_->step() && told_->generation() == have_->generation();
+  const bool same = told_ && IsSameVersion(*told_, *have_);
   if (same && version.changed.empty() && !respecified_) return exchange_.GiveBack();
   told_ = have_;
   touched_.assign(touched_.size(), false);

@@ -1,5 +1,7 @@
 #include "client/cpp/follow/incoming_version.h"
 
+#include <google/protobuf/util/message_differencer.h>
+
 #include "absl/strings/str_cat.h"
 #include "proto/checksum.h"
 
@@ -8,10 +10,6 @@ namespace {
 
 absl::Status OutOfPlace(const std::string& what) {
   return absl::InternalError(absl::StrCat("a version came that this client cannot read: ", what));
-}
-
-bool SameVersion(const v1::VersionId& a, const v1::VersionId& b) {
-  return a.step() == b.step() && a.generation() == b.generation();
 }
 
 std::string VersionText(const v1::VersionId& id) {
@@ -24,10 +22,14 @@ uint64_t BytesIn(const v1::ChangedChunk& chunk) {
 
 }  // namespace
 
+bool IsSameVersion(const v1::VersionId& a, const v1::VersionId& b) {
+  return google::protobuf::util::MessageDifferencer::Equals(a, b);
+}
+
 absl::StatusOr<IncomingVersion> IncomingVersion::Begin(const v1::VersionBegin& begin,
                                                        const std::optional<v1::VersionId>& have,
                                                        const FollowedWeights& weights) {
-  if (begin.has_base() && !(have && SameVersion(begin.base(), *have))) {
+  if (begin.has_base() && !(have && IsSameVersion(begin.base(), *have))) {
     return OutOfPlace(
         absl::StrCat("it changes ", VersionText(begin.base()), ", and here is ", have ? VersionText(*have) : "none"));
   }
@@ -110,7 +112,7 @@ absl::Status IncomingVersion::CheckSizes(const v1::ChangedChunk& chunk) const {
 }
 
 absl::StatusOr<FollowedVersion> IncomingVersion::End(const v1::VersionEnd& end) const {
-  if (!SameVersion(end.id(), id())) {
+  if (!IsSameVersion(end.id(), id())) {
     return OutOfPlace(absl::StrCat(VersionText(id()), " ended as ", VersionText(end.id())));
   }
   if (tensor_) return OutOfPlace(absl::StrCat("it ended before the last chunk of ", tensors_->Name(*tensor_)));

@@ -16,6 +16,9 @@
 
 namespace ballast {
 
+// Whether all that names them is the same.
+bool IsSameVersion(const v1::VersionId& a, const v1::VersionId& b);
+
 class IncomingVersion {
  public:
   // `have`: the version that the reader has; none: it has none. `weights` outlive it. INTERNAL: it changes another one, or

@@ -105,7 +105,7 @@ class RunOptions(TypedDict, total=False):
         "checkpoint".
     journal_steps: with a journal, how many closed steps may wait for the disk before the next one does. None: 16.
     follow: True, or a ballast.Follow(every, readers): evaluators and inference engines may keep up with the run's weights, by
-        ballast.follow, ballast.Subscriber or `ballastctl follow`. Not of a run on several daemons.
+        ballast.follow, ballast.Subscriber or `ballastctl follow`. From the run's beginning on; not of one on several daemons.
     on_torn: what a step does that closes PARTIAL, because a trainer died in it after some tensors were updated. "close": it
         stands, and training goes on; "rewind": the run goes back to the last snapshot before it.
     on_lost_rank: what becomes of a trainer that is lost for longer than rank_timeout. "wait": each step waits for it as long

@@ -41,8 +41,10 @@ _WORDS = [
         (r" \(StepEnd\.discard\)", " (zero_grad() after backward())"),
         (
             r"has no RunSpec\.follow, so nobody may follow it: create the run with follow, or amend it",
-            "was made without follow=True, so nobody may follow it: give its optimizer follow=True",
+            "was begun without follow=True, so nobody may follow it: begin a run with follow=True in its optimizer",
         ),
+        (r"its spec has no `follow` \(RunSpec\.follow\)", "it was begun without follow=True"),
+        (r"\bfollow\.readers\b", "readers of ballast.Follow"),
         (r"`ballastctl delete RUN`", "ballast.delete_run('RUN'), or `ballastctl delete RUN`"),
         (r"\ba trainer sends them with LoadState\b", "upload them with weights='client'"),
         (r"\bLoadState is for before\b", "weights are uploaded before"),

@@ -115,7 +115,8 @@ VersionParts FollowedRun::ChangesOf(const FollowedRun& before) const {
       const ShardPiece piece = tensors_.PieceOf(i, k);
       const auto from = PieceOf(before.codes[i], piece, width), to = PieceOf(codes[i], piece, width);
       v1::ChangedChunk chunk = Chunk(i, k);
-      if (const auto changes = FindChanges(from, to, width, to.size() - 1)) {
+      const FoundChanges found = FindChanges(from, to, width, to.size() - 1);
+      if (const auto& changes = found.changes) {
         if (changes->count == 0 && scales[i] == before.scales[i]) continue;
         chunk.set_position_coding(static_cast<v1::PositionCoding>(changes->position_coding));
         chunk.set_value_coding(static_cast<v1::ValueCoding>(changes->value_coding));

@@ -1,0 +1,222 @@
+// Readers of a real daemon's run, while it trains: each version is what a Pull brings, to the bit.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <map>
+#include <thread>
+
+#include "client/cpp/follow/subscriber.h"
+#include "tests/client/cutting_proxy.h"
+#include "tests/client/least_squares.h"
+#include "tests/client/real_daemon.h"
+
+namespace ballast {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr double kSoonS = 60;
+constexpr char kRun[] = "least-squares";
+
+// A run that readers may follow, and its trainer.
+struct FollowedTraining {
+  explicit FollowedTraining(const std::string& server, const std::string& serving = "", bool rewinds = false)
+      : client(Client::Connect({.server = server, .log = [](const std::string&) {}}).value()) {
+    spec = LeastSquares::Spec();
+    spec.mutable_groups(0)->set_serving(serving);
+    spec.mutable_follow();
+    if (rewinds) {
+      spec.mutable_rewind()->set_snapshots(2);
+      spec.mutable_rewind()->set_every(2);
+    }
+    EXPECT_TRUE(client->CreateRun(spec).ok());
+    EXPECT_TRUE(client->Attach({.run_id = kRun}).ok());
+    const TensorView views[] = {{.tensor = 0, .format = "fp32", .bytes = problem.WeightBytes(0)},
+                                {.tensor = 1, .format = "fp32", .bytes = problem.WeightBytes(1)}};
+    EXPECT_TRUE(client->LoadWeights(views).ok());
+    if (serving == "bf16") return;  // they would land as such: it trains on with the weights that it has
+    EXPECT_TRUE(problem.Bind(*client).ok());
+  }
+  void Train(int steps) {
+    for (int i = 0; i < steps; ++i) ASSERT_TRUE(problem.Step(*client).ok());
+  }
+  // By tensor: codes, then scales, as a Pull brings them.
+  std::map<uint32_t, std::string> Pulled() {
+    std::map<uint32_t, std::string> codes;
+    std::map<uint32_t, std::map<uint64_t, float>> scales;  // by row
+    const auto sink = [&](const ServedPiece& piece) {
+      codes[piece.tensor].append(reinterpret_cast<const char*>(piece.codes.data()), piece.codes.size());
+      const uint64_t row = piece.first / LeastSquares::kOutputs;  // the last dimension of both
+      for (size_t i = 0; i < piece.scales.size(); ++i) scales[piece.tensor][row + i] = piece.scales[i];
+      return absl::OkStatus();
+    };
+    EXPECT_TRUE(client->PullServed(kRun, {}, sink).ok());
+    for (auto& [tensor, bytes] : codes) {
+      for (const auto& [row, scale] : scales[tensor])
+        bytes.append(reinterpret_cast<const char*>(&scale), sizeof(scale));
+    }
+    return codes;
+  }
+
+  v1::RunSpec spec;
+  std::unique_ptr<Client> client;
+  LeastSquares problem;
+};
+
+std::unique_ptr<Subscriber> Follow(const std::string& server, uint64_t every = 0) {
+  return Subscriber::Open({.server = server, .log = [](const std::string&) {}}, {.run_id = kRun, .every = every})
+      .value();
+}
+
+// The version of this step, or a later one.
+FollowedVersion Reach(Subscriber& reader, uint64_t step, uint64_t generation = 1) {
+  for (;;) {
+    const auto version = reader.Next(kSoonS);
+    EXPECT_TRUE(version.ok() && *version) << version.status() << " on the way to step " << step;
+    if (!version.ok() || !*version) return {};
+    if ((*version)->step >= step && (*version)->generation >= generation) return **version;
+  }
+}
+
+std::map<uint32_t, std::string> Here(const Subscriber& reader) {
+  std::map<uint32_t, std::string> codes;
+  for (uint32_t i = 0; i < 2; ++i) {
+    const auto served = reader.Served(i);
+    EXPECT_TRUE(served.ok()) << served.status();
+    codes[i].assign(reinterpret_cast<const char*>(served->codes.data()), served->codes.size());
+    codes[i].append(reinterpret_cast<const char*>(served->scales.data()), served->scales.size() * sizeof(float));
+  }
+  return codes;
+}
+
+class FollowTrainingTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  RealDaemon daemon_;
+};
+
+TEST_P(FollowTrainingTest, EachVersionIsWhatAPullBrings) {
+  FollowedTraining training(daemon_.address(), GetParam());
+  const auto reader = Follow(daemon_.address());
+  const FollowedVersion first = Reach(*reader, 0);
+  EXPECT_FALSE(first.base_step);
+  EXPECT_EQ(first.elements, LeastSquares::kInputs * LeastSquares::kOutputs + LeastSquares::kOutputs);
+  EXPECT_EQ(Here(*reader), training.Pulled());
+  for (uint64_t step = 1; step <= 8; ++step) {
+    training.Train(1);
+    const FollowedVersion version = Reach(*reader, step);
+    EXPECT_EQ(version.step, step);
+    EXPECT_EQ(version.base_step, step - 1);
+    EXPECT_EQ(Here(*reader), training.Pulled()) << step;
+    EXPECT_LT(version.StalenessSeconds(), kSoonS);
+  }
+}
+
+TEST_P(FollowTrainingTest, AReaderThatIsCutAgainAndAgainKeepsUp) {
+  FollowedTraining training(daemon_.address(), GetParam());
+  CuttingProxy proxy(daemon_.address(), {9'000, 20'000, 40'000, 30'000, 25'000, 50'000, 21'000, 33'000});
+  const auto reader = Follow(proxy.address());
+  for (uint64_t step = 1; step <= 12; ++step) {
+    training.Train(1);
+    Reach(*reader, step);
+    EXPECT_EQ(Here(*reader), training.Pulled()) << step;
+  }
+  EXPECT_GE(proxy.connections(), 8);
+}
+
+TEST_P(FollowTrainingTest, ReadersGoBackWithTheRun) {
+  FollowedTraining training(daemon_.address(), GetParam(), /*rewinds=*/true);
+  training.Train(2);
+  const auto reader = Follow(daemon_.address());
+  training.Train(3);
+  Reach(*reader, 5);
+  v1::RewindRequest request;
+  request.set_run_id(kRun);
+  request.set_to_step(2);
+  ASSERT_TRUE(training.client->Rewind(request).ok());
+  const FollowedVersion back = Reach(*reader, 2, /*generation=*/2);
+  EXPECT_EQ(back.step, 2u);
+  EXPECT_EQ(Here(*reader), training.Pulled());
+}
+
+INSTANTIATE_TEST_SUITE_P(Servings, FollowTrainingTest, ::testing::Values("fp32", "bf16", "int8-row", "fp8-e4m3"),
+                         [](const auto& test) {
+                           std::string name = test.param;
+                           std::erase(name, '-');
+                           return name;
+                         });
+
+TEST(FollowDaemonTest, AReaderThatWantsFewerVersionsGetsThem) {
+  RealDaemon daemon;
+  FollowedTraining training(daemon.address());
+  const auto reader = Follow(daemon.address(), /*every=*/4);
+  Reach(*reader, 0);
+  training.Train(10);
+  const FollowedVersion version = Reach(*reader, 4);
+  EXPECT_GE(version.step, 4u);
+  EXPECT_EQ(version.skipped, version.step - 1);
+}
+
+TEST(FollowDaemonTest, ARunsEndIsAReadersEnd) {
+  RealDaemon daemon;
+  FollowedTraining training(daemon.address());
+  const auto reader = Follow(daemon.address());
+  Reach(*reader, 0);
+  ASSERT_TRUE(training.client->DeleteRun(kRun, /*force=*/true).ok());
+  const absl::Status gone = reader->Next(kSoonS).status();
+  EXPECT_EQ(gone.code(), absl::StatusCode::kNotFound) << gone;
+}
+
+TEST(FollowDaemonTest, ARunWithoutFollowIsRefusedUntilItIsAmended) {
+  RealDaemon daemon;
+  LeastSquares problem;
+  const auto client = Client::Connect({.server = daemon.address()}).value();
+  ASSERT_TRUE(problem.Join(*client).ok());
+  const absl::Status refused = Subscriber::Open({.server = daemon.address()}, {.run_id = kRun, .every = 0}).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("has no RunSpec.follow"));
+  v1::RunSpec followed = LeastSquares::Spec();
+  followed.mutable_follow();
+  const auto amended = client->AmendRun(followed);
+  ASSERT_TRUE(amended.ok()) << amended.status();
+  ASSERT_TRUE(client->Attach({.run_id = kRun}).ok());
+  const auto reader = Follow(daemon.address());
+  Reach(*reader, 0);
+  // Another one, while it reads.
+  v1::TensorSpec* added = followed.add_tensors();
+  added->set_name("extra");
+  added->set_dtype("fp32");
+  added->add_shape(5);
+  ASSERT_TRUE(client->AmendRun(followed).ok());
+  ASSERT_TRUE(client->Attach({.run_id = kRun}).ok());
+  const std::vector<float> extra = {1, 2, 3, 4, 5};
+  const TensorView view{.tensor = 2,
+                        .format = "fp32",
+                        .bytes = {reinterpret_cast<const std::byte*>(extra.data()), extra.size() * sizeof(float)}};
+  const auto loaded = client->LoadWeights({&view, 1}, /*replace=*/true);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  FollowedVersion version;
+  while (!version.respecified) version = Reach(*reader, 0);
+  std::vector<float> got(5);
+  while (got != extra) {
+    ASSERT_TRUE(reader->Read(2, absl::MakeSpan(reinterpret_cast<std::byte*>(got.data()), 20)).ok());
+    if (got != extra) version = Reach(*reader, 0);
+  }
+}
+
+TEST(FollowDaemonTest, ManyReadersFollowWhileARunTrains) {
+  RealDaemon daemon;
+  FollowedTraining training(daemon.address(), "int8-row");
+  constexpr uint64_t kSteps = 30;
+  std::vector<std::unique_ptr<Subscriber>> readers;
+  for (int i = 0; i < 4; ++i) readers.push_back(Follow(daemon.address()));
+  std::vector<std::thread> threads;
+  threads.reserve(readers.size());
+  for (const auto& reader : readers) threads.emplace_back([&] { Reach(*reader, kSteps); });
+  training.Train(kSteps);
+  for (std::thread& thread : threads) thread.join();
+  for (const auto& reader : readers) EXPECT_EQ(Here(*reader), training.Pulled());
+}
+
+}  // namespace
+}  // namespace ballast
