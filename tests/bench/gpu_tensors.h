@@ -8,6 +8,7 @@
 
 #include "kernels/registry.h"
 #include "tests/kernels/cuda/device_memory.h"
+#include "tests/model_shapes.h"
 
 namespace ballast::kernels {
 
@@ -20,17 +21,12 @@ struct Work {
   bool together;  // one launch for all; else one each
 };
 
+// Llama-3.1-8B with so many layers.
 inline std::vector<uint64_t> LlamaShapes(int layers) {
-  constexpr uint64_t kWidth = 4096, kKeys = 1024, kHidden = 14336, kWords = 128256;
-  std::vector<uint64_t> sizes = {kWords * kWidth};
-  for (int i = 0; i < layers; ++i) {
-    for (const uint64_t columns : {kWidth, kKeys, kKeys, kWidth, kHidden, kHidden, kHidden}) {
-      sizes.push_back(kWidth * columns);
-    }
-    sizes.insert(sizes.end(), 2, kWidth);
-  }
-  sizes.push_back(kWidth);
-  sizes.push_back(kWords * kWidth);
+  testing::Decoder model = testing::kLlama8B;
+  model.layers = layers;
+  std::vector<uint64_t> sizes;
+  for (const testing::Shape& shape : testing::ShapesOf(model)) sizes.push_back(testing::Elements(shape));
   return sizes;
 }
 

@@ -4,12 +4,14 @@
 #include <algorithm>
 #include <random>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 
 #include "server/convert/convert.h"
 #include "server/plan/credit.h"
 #include "server/plan/plan.h"
+#include "tests/model_shapes.h"
 #include "tests/server/specs.h"
 
 namespace ballast {
@@ -96,37 +98,21 @@ TEST(GradientBytesTest, CreditHoldsAChunkHoweverLargeThatIs) {
   EXPECT_EQ(ToRunSpec(wire, limits).value().credit_bytes, limits.chunk_bytes);
 }
 
-// Under the name of its number.
-void AddTensor(v1::RunSpec* spec, std::initializer_list<int64_t> shape) {
-  v1::TensorSpec* t = spec->add_tensors();
-  t->set_name(absl::StrCat(spec->tensors_size()));
-  t->mutable_shape()->Add(shape.begin(), shape.end());
-  t->set_dtype("fp32");
-}
-
-// The figures of server/README.md, "Memory": all-MiniLM-L6-v2, whose embedding is half of it.
-v1::RunSpec MiniLm() {
+// Each under the name of its number.
+v1::RunSpec SpecOf(const std::vector<testing::Shape>& shapes) {
   v1::RunSpec spec = MakeSpec("r1", {});
-  const auto add = [&](std::initializer_list<int64_t> shape) { AddTensor(&spec, shape); };
-  const auto add_norm = [&] {
-    for (int i = 0; i < 2; ++i) add({384});
-  };
-  for (const int64_t rows : {30522, 512, 2}) add({rows, 384});
-  add_norm();
-  for (int layer = 0; layer < 6; ++layer) {
-    for (int i = 0; i < 4; ++i) {
-      add({384, 384});
-      add({384});
-    }
-    add_norm();
-    add({1536, 384});
-    add({1536});
-    add({384, 1536});
-    add({384});
-    add_norm();
+  for (const testing::Shape& shape : shapes) {
+    v1::TensorSpec* t = spec.add_tensors();
+    t->set_name(absl::StrCat(spec.tensors_size()));
+    t->mutable_shape()->Add(shape.begin(), shape.end());
+    t->set_dtype("fp32");
   }
   return spec;
 }
+
+// The figures of server/README.md, "Memory".
+v1::RunSpec MiniLm() { return SpecOf(testing::MiniLmShapes()); }
+v1::RunSpec Llama() { return SpecOf(testing::ShapesOf(testing::kLlama1B)); }
 
 TEST(GradientBytesTest, GradientsUnderWayOfASmallTransformerWithALargeEmbedding) {
   v1::RunSpec wire = MiniLm();
@@ -148,21 +134,6 @@ TEST(GradientBytesTest, GradientsUnderWayOfASmallTransformerWithALargeEmbedding)
   EXPECT_NEAR(bytes_each(), 4.86, 0.005);
   wire.set_commit(v1::COMMIT_MODE_STAGED);
   EXPECT_NEAR(bytes_each(), 6.74, 0.005);
-}
-
-// 1.24 billion parameters: 16 layers of width 2048 with grouped attention, and a head that is the embedding.
-v1::RunSpec Llama() {
-  v1::RunSpec spec = MakeSpec("r1", {});
-  const auto add = [&](std::initializer_list<int64_t> shape) { AddTensor(&spec, shape); };
-  add({128256, 2048});
-  for (int layer = 0; layer < 16; ++layer) {
-    for (const int64_t rows : {2048, 512, 512, 2048}) add({rows, 2048});
-    for (int i = 0; i < 2; ++i) add({8192, 2048});
-    add({2048, 8192});
-    for (int i = 0; i < 2; ++i) add({2048});
-  }
-  add({2048});
-  return spec;
 }
 
 TEST(GradientBytesTest, TheReadmesTable) {
