@@ -74,7 +74,9 @@ def test_each_header_compiles_by_itself(installed, tmp_path):
         "client.h",
         "shard.h",
         "rewound.h",
+        "subscriber.h",
         "admin.pb.h",
+        "follow.pb.h",
         "run.pb.h",
         "trainer.pb.h",
     }
