@@ -319,7 +319,21 @@ void DaemonSubscriber::Forget() {
   weights_.Forget();
 }
 
+bool DaemonSubscriber::IsWanted(const v1::VersionId& id) const {
+  if (!told_ || id.epoch() != told_->epoch() || id.generation() != told_->generation()) return true;
+  return id.step() < told_->step() || id.step() - told_->step() >= subscription_.every;
+}
+
+// Changes come by way of versions that are not wanted themselves: until one is, the weights are nobody's to read.
 void DaemonSubscriber::Publish(FollowedVersion version) {
+  version.received_bytes += std::exchange(way_bytes_, 0);
+  version.changed_elements = std::min(version.changed_elements + std::exchange(way_elements_, 0), version.elements);
+  if (!IsWanted(*have_)) {
+    way_bytes_ = version.received_bytes;
+    way_elements_ = version.changed_elements;
+    return;
+  }
+  if (version.base_step && told_) version.base_step = told_->step();
   version.whole_bytes = weights_.bytes();
   version.respecified = respecified_;
   for (uint32_t i = 0; i < touched_.size(); ++i) {

@@ -62,6 +62,8 @@ class DaemonSubscriber final : public Subscriber {
   absl::Status WriteChanges();
   absl::Status CheckNoneLacks() const;
   void Forget();
+  // Whether this version is as far from the last one published as the caller wants.
+  bool IsWanted(const v1::VersionId& id) const;
   void Publish(FollowedVersion version);
 
   const std::unique_ptr<Connection> connection_;
@@ -78,10 +80,11 @@ class DaemonSubscriber final : public Subscriber {
   std::optional<v1::VersionId> have_;  // none: the weights are of no version
   std::optional<v1::VersionId> told_;  // the last one published
   std::optional<IncomingVersion> incoming_;
-  std::vector<v1::ChangedChunk> changes_;  // of the incoming one, if it changes another
-  std::vector<bool> touched_;              // by tensor, since the last one published
-  bool respecified_ = false;               // likewise
-  uint64_t versions_ = 0;                  // received
+  std::vector<v1::ChangedChunk> changes_;      // of the incoming one, if it changes another
+  std::vector<bool> touched_;                  // by tensor, since the last one published
+  bool respecified_ = false;                   // likewise
+  uint64_t way_bytes_ = 0, way_elements_ = 0;  // received, and changed, since then
+  uint64_t versions_ = 0;                      // received
   uint64_t calls_ = 0;
   int refusals_ = 0;  // in a row
   std::thread thread_;

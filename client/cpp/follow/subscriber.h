@@ -47,20 +47,22 @@ namespace ballast {
 
 struct SubscribeOptions {
   std::string run_id;
-  // No version is wanted whose step is nearer to that of the last one than this; 0: each that is made.
+  // No version is handed out whose step is nearer to that of the last one than this; 0: each that is made. What changes come
+  // by way of versions in between is counted with the one that is.
   uint64_t every = 0;
 };
 
 struct FollowedVersion {
   // After a rewind steps are counted anew, in a later generation.
   uint64_t step = 0, generation = 0;
-  std::optional<uint64_t> base_step = {};       // of the version that it came as a change of; none: it came whole
-  std::vector<uint32_t> changed = {};           // tensors that may be others than in the version before, ascending
-  uint64_t changed_elements = 0, elements = 0;  // those that differ from the version before, or came whole; of the run
-  uint64_t received_bytes = 0;                  // of positions, values and scales
-  uint64_t whole_bytes = 0;                     // of all codes and scales of the run
-  uint64_t skipped = 0;                         // versions that were made since the one before, and did not come
-  double closed_unix_s = 0;                     // when its step closed, by the daemon's clock
+  std::optional<uint64_t> base_step = {};  // of the version that it came as a change of; none: it came whole
+  std::vector<uint32_t> changed = {};      // tensors that may be others than in the version before, ascending
+  uint64_t changed_elements = 0,
+           elements = 0;        // that were changed, or came whole, since the version before; of the run
+  uint64_t received_bytes = 0;  // of positions, values and scales
+  uint64_t whole_bytes = 0;     // of all codes and scales of the run
+  uint64_t skipped = 0;         // versions that were made since the one before, and did not come
+  double closed_unix_s = 0;     // when its step closed, by the daemon's clock
   // The run was amended: spec() names other tensors, or formats, than with the version before.
   bool respecified = false;
 

@@ -154,7 +154,7 @@ TEST(FollowDaemonTest, AReaderThatWantsFewerVersionsGetsThem) {
   training.Train(10);
   const FollowedVersion version = Reach(*reader, 4);
   EXPECT_GE(version.step, 4u);
-  EXPECT_EQ(version.skipped, version.step - 1);
+  EXPECT_LT(version.skipped, version.step) << "of those that were made";
 }
 
 TEST(FollowDaemonTest, ARunsEndIsAReadersEnd) {

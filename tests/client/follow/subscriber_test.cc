@@ -69,6 +69,30 @@ TEST(SubscriberTest, ChangesMakeTheNextVersion) {
   reader.Expect(second);
 }
 
+TEST(SubscriberTest, VersionsOnTheWayToOneThatIsWantedAreCountedWithIt) {
+  FakeFollowService daemon;
+  Reader reader(daemon.address(), 10, /*every=*/3);
+  std::vector<FollowedRun> runs = {FollowedRun(kFollowedSpec, 1)};
+  daemon.Say(runs[0].Whole());
+  EXPECT_EQ(reader.Next().step, 1u);
+  uint64_t bytes = 0;
+  for (uint64_t step = 2; step <= 4; ++step) {
+    runs.push_back(runs.back());
+    runs.back().step = step;
+    runs.back().codes[0][step] = 'x';
+    const VersionParts changes = runs.back().ChangesOf(runs[runs.size() - 2]);
+    bytes += changes[0].begin().bytes();
+    daemon.Say(changes);
+  }
+  const FollowedVersion version = reader.Next();
+  EXPECT_EQ(version.step, 4u);
+  EXPECT_EQ(version.base_step, 1u);
+  EXPECT_EQ(version.changed_elements, 3u);
+  EXPECT_EQ(version.received_bytes, bytes);
+  EXPECT_THAT(version.changed, ElementsAre(0));
+  reader.Expect(runs.back());
+}
+
 TEST(SubscriberTest, TensorsAreReadInTheirDtype) {
   FakeFollowService daemon;
   Reader reader(daemon.address());
