@@ -161,7 +161,7 @@ void Followers::EndSlowest(double now_s, double patience_s) {
     if (slowest == nullptr || job->began_s() < slowest->began_s()) slowest = job;
   }
   if (slowest == nullptr) return;
-  environment_.metrics->Count("ballast_followers_ended_total", "slow");
+  environment_.metrics->Count("ballast_followers_ended_total");
   slowest->Stop(absl::UnavailableError(absl::StrCat(
       "this reader of run '", environment_.spec->run_id, "' has taken longer than ", patience_s,
       " s (limits.pull_timeout) and less than 1 MiB a second over a version whose memory the next one needs; subscribe "

@@ -147,8 +147,8 @@ void VersionMaker::OnEncoded(const std::shared_ptr<Build>& build, std::unique_pt
 // All that was encoded meanwhile, in its order: the chunks of a tensor come one after another.
 void VersionMaker::CompareMore(const std::shared_ptr<Build>& build) {
   build->comparing = true;
-  comparer_.Post([self = weak_from_this(), build, items = std::exchange(build->encoded, {}), spec = environment_.spec,
-                  memory = environment_.memory, strand = environment_.strand]() mutable {
+  comparer_.Post([self = weak_from_this(), build = build, items = std::exchange(build->encoded, {}),
+                  spec = environment_.spec, memory = environment_.memory, strand = environment_.strand]() mutable {
     for (const auto& item : items) {
       if (!build->abandoned) Compare(*spec, memory, build.get(), item.get());
     }

@@ -310,7 +310,7 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
          "is longest.",
          reading::OfFollowers<&FollowerFigures::behind_seconds>}),
     Followed(
-        {"Following", "ballast_followers_ended_total", MetricType::kCounter, "run_id reason=slow|other",
+        {"Following", "ballast_followers_ended_total", MetricType::kCounter, "run_id",
          "Readers whose call was ended since a new version needed the memory of the one that they were being sent."}),
     Followed({"Following", "ballast_follow_sent_bytes_total", MetricType::kCounter, "run_id kind=whole|changes",
               "Weights sent to readers that follow, in versions that came whole or as changes."}),

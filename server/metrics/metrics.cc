@@ -11,6 +11,7 @@
 #include "prometheus/text_serializer.h"
 
 #include "ballast/v1/admin.pb.h"
+#include "ballast/v1/follow.pb.h"
 #include "ballast/v1/trainer.pb.h"
 #include "server/base/clock.h"
 #include "server/metrics/family_series.h"
@@ -28,7 +29,8 @@ constexpr double kKeepEndedSeconds = 60;  // long enough for two more scrapes
 
 std::vector<std::string> MethodNames() {
   std::vector<std::string> names;
-  for (const auto* file : {v1::CreateRunRequest::descriptor()->file(), v1::GetServerRequest::descriptor()->file()}) {
+  for (const auto* file : {v1::CreateRunRequest::descriptor()->file(), v1::GetServerRequest::descriptor()->file(),
+                           v1::SubscribeRequest::descriptor()->file()}) {
     for (int s = 0; s < file->service_count(); ++s) {
       for (int m = 0; m < file->service(s)->method_count(); ++m) names.push_back(file->service(s)->method(m)->name());
     }

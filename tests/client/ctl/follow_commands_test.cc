@@ -73,12 +73,12 @@ TEST_F(FollowCommandsTest, EachVersionBecomesAFileAndALine) {
   daemon_.Say(first_.Whole());
   daemon_.Say(second_.ChangesOf(first_));
   daemon_.Say(third_.ChangesOf(second_));
-  const Heard heard = Say({"follow", "r", "--out", folder_.string(), "--versions", "3", "--every=2"});
+  const Heard heard = Say({"follow", "r", "--out", folder_.string(), "--versions", "3", "--every=1"});
   EXPECT_EQ(heard.code, kOk) << heard.err;
   EXPECT_THAT(heard.out, ContainsRegex("STEP +CHANGED +RECEIVED +OF +BEHIND +FILE\n +7 +100.000 % "));
   EXPECT_THAT(heard.out, ContainsRegex("\n +8 +13.953 % +[0-9]+ B +113 B +[0-9]+ d [0-9]+ h +.*step-8.safetensors\n"));
   EXPECT_THAT(Files(), ElementsAre("step-8.safetensors", "step-9.safetensors")) << "the newest two";
-  EXPECT_EQ(daemon_.AwaitRequests(1)[0].every(), 2u);
+  EXPECT_EQ(daemon_.AwaitRequests(1)[0].every(), 1u);
   const auto file = SafetensorsFile::Open(Path("step-9.safetensors"));
   ASSERT_TRUE(file.ok()) << file.status();
   EXPECT_EQ(file->metadata(),

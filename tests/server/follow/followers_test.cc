@@ -230,7 +230,7 @@ TEST_F(FollowersTest, MemoryIsBoundedAndWhoKeepsItTooLongIsEnded) {
   Version(step);
   EXPECT_EQ(quick->At(step), now);
   OnStrand([&] { EXPECT_LE(followers_->memory_bytes(), most); });
-  EXPECT_THAT(metrics_.Serialize(), HasSubstr("ballast_followers_ended_total{reason=\"slow\",run_id=\"r1\"} 1"));
+  EXPECT_THAT(metrics_.Serialize(), HasSubstr("ballast_followers_ended_total{run_id=\"r1\"} 1"));
 }
 
 TEST_F(FollowersTest, MoreReadersThanTheSpecAllowsAreRefused) {

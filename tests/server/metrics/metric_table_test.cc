@@ -28,7 +28,8 @@ TEST(MetricTableTest, ARowHasOneReadingAtMostAndOnlyFamiliesOfARunHaveOne) {
   for (const MetricFamily& family : kMetricFamilies) {
     const MetricReading& reading = family.reading;
     const int readings = (reading.of_run != nullptr) + (reading.of_step != nullptr) + (reading.of_spikes != nullptr) +
-                         (reading.of_checkpoint != nullptr);
+                         (reading.of_checkpoint != nullptr) + (reading.of_version != nullptr) +
+                         (reading.of_followers != nullptr);
     EXPECT_EQ(readings > 0, reading.any()) << family.name;
     EXPECT_LE(readings, 1) << family.name;
     if (readings == 0) continue;

@@ -52,7 +52,8 @@ class MetricsTest : public testing::Test {
             .parameters = 1234,
             .layers = std::move(layers),
             .two_components = true,
-            .durable = true};
+            .durable = true,
+            .followed = true};
   }
 
   static StepRecord Step(uint64_t step, size_t layers = 2) {
@@ -84,6 +85,8 @@ class MetricsTest : public testing::Test {
     run->OnRankSeen(0);
     run->OnSpikes({.events = {}, .scores = {}, .curvature = 0.5});
     run->OnCheckpoint({.trigger = "interval", .step = 1});
+    run->OnVersion({.step = 1, .bytes = 2});
+    run->OnFollowers({.count = 1});
   }
 
   double now_s_ = 1000;
@@ -336,7 +339,7 @@ TEST_F(MetricsTest, SeriesOfARunAreAsManyAsAdmissionCounts) {
   run->OnStep(Step(1, layers.size()));
   SayTheRest(run.get());
   EXPECT_EQ(Samples().size() - before,
-            Metrics::SeriesOfRun({.layers = layers.size(), .two_components = true, .durable = true}));
+            Metrics::SeriesOfRun({.layers = layers.size(), .two_components = true, .durable = true, .followed = true}));
 }
 
 // Bounds far above what it takes (of 16 such runs), so that only another order of growth fails here.
