@@ -9,7 +9,7 @@
 #   --record      the table is also written to tests/bench/results/soak.md
 #
 # Parts: the builds that tests/run.sh leaves out; the programs built twice, to the bit the same; the daemon's work on a GPU, played on the CPU under the address
-# sanitizer; libFuzzer on the kernels, on everything at the edge and on what is read back from a disk, 60 s each,
+# sanitizer; libFuzzer on the kernels, on everything at the edge and on what is read back from a disk, 60 s each (tests/fuzz.py),
 # under sanitizers; 20,000 seeds of the step machine's simulator, and 20,000 of runs on several daemons; two ranks whose
 # connections are cut a thousand times in 500 steps, in four kinds of run; the daemon's peak memory with 200 million parameters against the plan; 64 ranks
 # of one run as processes, one of them killed and the run rewound, against one trainer; daemons whose network fails, each in a namespace; real power cuts under a daemon
@@ -25,7 +25,7 @@ set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 readonly ROOT
 readonly LOGS="$ROOT/build/soak"
-readonly DEV="$ROOT/build/dev/tests" FUZZ="$ROOT/build/fuzz/tests/fuzz" PYTHON="$ROOT/.venv/bin/python"
+readonly DEV="$ROOT/build/dev/tests" PYTHON="$ROOT/.venv/bin/python"
 
 minutes=10
 seed=$RANDOM
@@ -74,15 +74,7 @@ sanitize_gpu() {
 
 build_fuzzers() {
   "$ROOT/deploy/packages.sh" fuzz
-  "$ROOT/deploy/setup.sh" build fuzz kernels_fuzz edge_fuzz session_fuzz shm_fuzz checkpoint_fuzz journal_fuzz
-}
-
-# fuzz TARGET MOST_BYTES: from the corpus, which stays as it is.
-fuzz() {
-  local corpus="$ROOT/tests/fuzz/corpus/$1_fuzz" found="$LOGS/found-$1"
-  mkdir -p "$found"
-  [[ -d $corpus ]] || corpus=""
-  "$FUZZ/$1_fuzz" "$found" ${corpus:+"$corpus"} -artifact_prefix="$found/" -max_total_time=60 -max_len="$2" -seed="$seed"
+  "$ROOT/deploy/setup.sh" build fuzz fuzzers
 }
 
 # What is mounted is seen by this program and its children alone, and goes with them.
@@ -97,9 +89,8 @@ all_parts() {
   part "reproducible" "$ROOT/tests/reproducible.sh" ballastctl ballastd
   part "sanitized gpu" sanitize_gpu
   part "fuzzers" build_fuzzers
-  for target in "kernels 8192" "edge 1024" "session 200" "shm 1024" "checkpoint 16384" "journal 400"; do
-    # shellcheck disable=SC2086 # words
-    part "fuzz ${target% *}" fuzz $target
+  for target in $("$PYTHON" "$ROOT/tests/fuzz.py" --list); do
+    part "fuzz $target" "$PYTHON" "$ROOT/tests/fuzz.py" --only "$target" --seconds 60 --seed "$((seed + 1))" # 0 is any
   done
   part "simulator" "$DEV/server/step_simulator" --seeds "$seed" 20000
   part "simulator parts" "$DEV/server/step_simulator" --parts "$seed" 20000
