@@ -68,7 +68,7 @@ def follow(fake: FakeFollow, module: nn.Module, **options: Any) -> ballast.Follo
 def test_versions_come_one_after_another(fake: FakeFollow) -> None:
     fake.whole(weights_at(1), 1)
     second = weights_at(1) | {"head.weight": weights_at(2)["head.weight"]}
-    fake.changed(second, ["head.weight"], 2, base=1)
+    fake.changed(second, ["head.weight"], 4, base=1)
     with ballast.Subscriber(fake.server, "r", every=3) as reader:
         first = next(reader)
         assert (first.step, first.generation, first.base_step, first.changed_ratio, first.skipped) == (1, 1, None, 1, 0)
@@ -79,7 +79,7 @@ def test_versions_come_one_after_another(fake: FakeFollow) -> None:
         for name, tensor in weights_at(1).items():
             assert torch.equal(kept[name], tensor)
         version = reader.next(LONG_S)
-        assert version is not None and version.step == 2 and version.base_step == 1
+        assert version is not None and version.step == 4 and version.base_step == 1
         assert version.changed == ("head.weight",) and 0 < version.changed_ratio < 1
         assert torch.equal(version.tensors["head.weight"], second["head.weight"])
         assert torch.equal(version.tensors["inner.bias"], kept["inner.bias"])
