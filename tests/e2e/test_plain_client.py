@@ -231,14 +231,17 @@ def test_refusals_rules_and_formats_are_as_the_document_says(tmp_path, stubs):
 def test_a_reader_made_of_the_protocol_has_the_weights_that_are_served(serving, stubs, tight):
     run = f"followed-{serving}"
     problem = LeastSquares()
-    parameters = [torch.nn.Parameter(torch.from_numpy(first.copy())) for first in problem.first]
-    options = {"server": tight.server, "run": run, "serving": serving, "follow": True}
+    dtype = torch.bfloat16 if serving == "bf16" else torch.float32
+    parameters = [torch.nn.Parameter(torch.from_numpy(first.copy()).to(dtype)) for first in problem.first]
+    options = {"server": tight.server, "run": run, "follow": True}
+    if serving == "int8-row":
+        options["serving"] = serving
     with ballast.AdamW(list(zip(NAMES, parameters)), **options) as optimizer, ThreadPoolExecutor(1) as reader:
         reading = None
         for step in range(1, STEPS + 1):
             optimizer.param_groups[0]["lr"] = 1e-5 if step > 3 else 1e-2
-            _, gradients = problem.backward([parameter.detach().numpy() for parameter in parameters])
-            sum((p * torch.from_numpy(gradient)).sum() for p, gradient in zip(parameters, gradients)).backward()
+            _, gradients = problem.backward([parameter.detach().float().numpy() for parameter in parameters])
+            sum((p * torch.from_numpy(g).to(dtype)).sum() for p, g in zip(parameters, gradients)).backward()
             optimizer.step()
             if step == 3:
                 reading = reader.submit(run_plainly, stubs, "plain_follower.py", tight.server, run, str(STEPS))
