@@ -38,7 +38,8 @@ TEST(MetricsBoundsTest, ADaemonWithSixteenRunsHasRoomForMoreLabelValues) {
   }
   EXPECT_GE(more, 100u);
   const size_t of_daemon = SeriesIn(Metrics(BuildInfo{}).Serialize());
-  EXPECT_LE(of_daemon + 16 * (Metrics::SeriesOfRun({.layers = 64, .durable = true, .followed = true}) + more), Metrics::kMostSeries);
+  EXPECT_LE(of_daemon + 16 * (Metrics::SeriesOfRun({.layers = 64, .durable = true, .followed = true}) + more),
+            Metrics::kMostSeries);
 }
 
 TEST(MetricsBoundsTest, OnlyTheLastRunsThatEndedAreShown) {

@@ -338,8 +338,7 @@ TEST_F(MetricsTest, SeriesOfARunAreAsManyAsAdmissionCounts) {
   const auto run = metrics_.AddRun(Labels("a", layers));
   run->OnStep(Step(1, layers.size()));
   SayTheRest(run.get());
-  EXPECT_EQ(Samples().size() - before,
-            Metrics::SeriesOfRun({.layers = layers.size(), .two_components = true, .durable = true, .followed = true}));
+  EXPECT_EQ(Samples().size() - before, Metrics::SeriesOfRun(Labels("a", layers).shape()));
 }
 
 // Bounds far above what it takes (of 16 such runs), so that only another order of growth fails here.
