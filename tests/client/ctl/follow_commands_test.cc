@@ -12,6 +12,7 @@
 #include "client/cpp/ctl/command_line.h"
 #include "client/cpp/ctl/safetensors_file.h"
 #include "tests/client/follow/fake_follow_service.h"
+#include "tests/server/storage/temporary_folder.h"
 
 namespace ballast::ctl {
 namespace {
@@ -31,8 +32,6 @@ struct Heard {
 
 class FollowCommandsTest : public ::testing::Test {
  protected:
-  FollowCommandsTest() { fs::remove_all(folder_); }
-
   Heard Say(const std::vector<std::string>& words) const {
     std::ostringstream out, err;
     const auto environment = [&](const std::string& name) {
@@ -65,7 +64,8 @@ class FollowCommandsTest : public ::testing::Test {
   }
 
   FakeFollowService daemon_;
-  const fs::path folder_ = fs::path(::testing::TempDir()) / "ballastctl-follow";
+  const ballast::testing::TemporaryFolder temporary_;
+  const fs::path folder_ = fs::path(temporary_.path()) / "followed";  // which ballastctl makes
   const FollowedRun first_{kFollowedSpec, 7}, second_ = first_.Next(), third_ = second_.Next();
 };
 
