@@ -36,12 +36,8 @@ absl::Status WriteAll(int fd, const fs::path& path, absl::Span<const std::byte> 
   return absl::OkStatus();
 }
 
-const char* FileDtype(const std::string& dtype) {
-  return dtype == "fp32" ? "F32" : dtype == "bf16" ? "BF16" : "F16";  // what a trainer computes in
-}
-
 uint64_t TensorBytes(const v1::TensorSpec& tensor) {
-  uint64_t bytes = tensor.dtype() == "fp32" ? 4 : 2;
+  uint64_t bytes = DtypeBytes(FileDtypeOf(tensor.dtype()));
   for (const int64_t extent : tensor.shape()) bytes *= static_cast<uint64_t>(extent);
   return bytes;
 }
@@ -55,7 +51,7 @@ absl::StatusOr<std::string> HeaderOf(const v1::RunSpec& spec, const FollowedVers
                                                         "', which no tensor of a safetensors file can be named"));
     }
     const std::vector<uint64_t> shape(tensor.shape().begin(), tensor.shape().end());
-    header.Add(tensor.name(), FileDtype(tensor.dtype()), shape, TensorBytes(tensor));
+    header.Add(tensor.name(), FileDtypeOf(tensor.dtype()), shape, TensorBytes(tensor));
   }
   return std::move(header).Finish();
 }
@@ -104,17 +100,17 @@ absl::StatusOr<fs::path> FollowedFiles::Write(const Subscriber& subscriber, cons
   if (rename(part.c_str(), path.c_str()) != 0) return Unwritable(path, std::strerror(errno));
   std::move(removed).Cancel();
   if (auto s = SyncFolder(folder_); !s.ok()) return s;
-  if (auto s = RemoveOld(); !s.ok()) return s;
+  if (auto s = RemoveBefore(path); !s.ok()) return s;
   return path;
 }
 
-// After a rewind the newest is not the one of the highest step. Files of other runs stay.
-absl::Status FollowedFiles::RemoveOld() const {
+// After a rewind the newest is not the one of the highest step, and files' times may be the same. Files of other runs stay.
+absl::Status FollowedFiles::RemoveBefore(const fs::path& newest) const {
   std::vector<std::pair<fs::file_time_type, fs::path>> files;
   std::error_code error;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder_, error)) {
     const std::string name = entry.path().filename().string();
-    if (!name.starts_with("step-") || !name.ends_with(".safetensors")) continue;
+    if (!name.starts_with("step-") || !name.ends_with(".safetensors") || entry.path() == newest) continue;
     const auto file = SafetensorsFile::Open(entry.path().string());
     if (!file.ok()) continue;
     const auto run = file->metadata().find("run");
@@ -123,7 +119,7 @@ absl::Status FollowedFiles::RemoveOld() const {
   }
   if (error) return Unwritable(folder_, error.message());
   std::sort(files.rbegin(), files.rend());
-  for (size_t i = retain_; i < files.size(); ++i) {
+  for (size_t i = retain_ - 1; i < files.size(); ++i) {
     if (!fs::remove(files[i].second, error) && error) return Unwritable(files[i].second, error.message());
   }
   return absl::OkStatus();

@@ -26,7 +26,7 @@ class FollowedFiles {
  private:
   FollowedFiles(std::filesystem::path folder, std::string run, uint64_t retain)
       : folder_(std::move(folder)), run_(std::move(run)), retain_(retain) {}
-  absl::Status RemoveOld() const;
+  absl::Status RemoveBefore(const std::filesystem::path& newest) const;
 
   std::filesystem::path folder_;
   std::string run_;

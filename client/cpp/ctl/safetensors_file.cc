@@ -100,6 +100,13 @@ std::string WireFormatOf(const std::string& dtype) {
   return "";
 }
 
+std::string FileDtypeOf(const std::string& wire) {
+  for (const Dtype& known : kDtypes) {
+    if (wire == known.wire && !wire.empty()) return known.name;
+  }
+  return "";
+}
+
 uint64_t FileTensor::elements() const {
   uint64_t n = 1;
   for (const uint64_t extent : shape) n *= extent;

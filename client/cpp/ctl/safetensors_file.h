@@ -51,5 +51,7 @@ class SafetensorsFile {
 uint64_t DtypeBytes(const std::string& dtype);
 // The wire's name of a float that this program computes with (fp32, bf16, fp16, fp8-e4m3); empty: it is none.
 std::string WireFormatOf(const std::string& dtype);
+// And back; empty: a file has none for it.
+std::string FileDtypeOf(const std::string& wire);
 
 }  // namespace ballast::ctl
