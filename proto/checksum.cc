@@ -4,6 +4,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 namespace ballast {
@@ -37,6 +38,11 @@ uint32_t CopyCrc32c(std::byte* to, absl::Span<const std::byte> bytes) {
 }
 
 uint64_t WeightDigest(absl::Span<const std::byte> bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }
+
+uint64_t ScaledDigest(uint64_t of_codes, uint64_t of_scales) {
+  const std::array<uint64_t, 2> both = {of_codes, of_scales};
+  return WeightDigest(absl::MakeConstSpan(reinterpret_cast<const std::byte*>(both.data()), sizeof(both)));
+}
 
 struct WeightDigester::State {
   XXH3_state_t* xxh = XXH3_createState();

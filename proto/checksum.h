@@ -20,7 +20,10 @@ uint32_t CopyCrc32c(std::byte* to, absl::Span<const std::byte> bytes);
 // xxh3_64 of a tensor's bytes in its serving format.
 uint64_t WeightDigest(absl::Span<const std::byte> bytes);
 
-// The same, fed piece by piece.
+// Of a tensor that is served with scales, from the digests of all its codes and of all its scales.
+uint64_t ScaledDigest(uint64_t of_codes, uint64_t of_scales);
+
+// WeightDigest, fed piece by piece.
 class WeightDigester {
  public:
   WeightDigester();

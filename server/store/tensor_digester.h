@@ -2,8 +2,8 @@
 // Thread-compatible.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "absl/types/span.h"
 #include "proto/checksum.h"
@@ -21,19 +21,15 @@ class TensorDigester {
   void Add(absl::Span<const std::byte> codes, absl::Span<const float> scales, uint64_t first) {
     codes_.Add(codes);
     if (tensor_->row_length == 0) return;
-    scales_.Add(BytesOf(scales.subspan(first % tensor_->row_length == 0 ? 0 : 1)));
+    const auto own = scales.subspan(first % tensor_->row_length == 0 ? 0 : 1);
+    scales_.Add({reinterpret_cast<const std::byte*>(own.data()), own.size() * sizeof(float)});
   }
   uint64_t Digest() const {
     if (tensor_->row_length == 0) return codes_.Digest();
-    return WeightDigest(BytesOf(std::vector{codes_.Digest(), scales_.Digest()}));
+    return ScaledDigest(codes_.Digest(), scales_.Digest());
   }
 
  private:
-  template <typename Values>
-  static absl::Span<const std::byte> BytesOf(const Values& values) {
-    return {reinterpret_cast<const std::byte*>(values.data()), values.size() * sizeof(*values.data())};
-  }
-
   const TensorSpec* tensor_;
   WeightDigester codes_, scales_;
 };

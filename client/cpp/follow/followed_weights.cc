@@ -1,7 +1,6 @@
 #include "client/cpp/follow/followed_weights.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <new>
 #include <utility>
@@ -41,11 +40,6 @@ bool SameAsServed(const v1::RunSpec& a, const v1::RunSpec& b, int i) {
   return one.name() == other.name() && one.dtype() == other.dtype() &&
          std::equal(one.shape().begin(), one.shape().end(), other.shape().begin(), other.shape().end()) &&
          ServingOf(a, one) == ServingOf(b, other);
-}
-
-template <typename T>
-absl::Span<const std::byte> AsBytes(const T& values) {
-  return {reinterpret_cast<const std::byte*>(values.data()), values.size() * sizeof(values[0])};
 }
 
 }  // namespace
@@ -130,7 +124,9 @@ absl::Status FollowedWeights::Apply(const v1::ChangedChunk& chunk) {
 uint64_t FollowedWeights::Digest(uint32_t tensor) const {
   const uint64_t of_codes = WeightDigest(codes(tensor));
   if (tensors_[tensor].row_length == 0) return of_codes;
-  return WeightDigest(AsBytes(std::array{of_codes, WeightDigest(AsBytes(places_[tensor].scales))}));
+  const std::vector<float>& scales = places_[tensor].scales;
+  return ScaledDigest(of_codes,
+                      WeightDigest({reinterpret_cast<const std::byte*>(scales.data()), scales.size() * sizeof(float)}));
 }
 
 }  // namespace ballast

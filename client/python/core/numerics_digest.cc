@@ -83,7 +83,7 @@ std::optional<uint64_t> DigestWithScales(const Formats& formats, uint64_t elemen
   }
   std::vector<std::byte> codes(elements * formats.of_served().bytes);
   formats.master->encode_weights(room.planes(), formats.served, scales.data(), row_length, codes.data(), 0, elements);
-  return WeightDigest(BytesOf(std::array{WeightDigest(codes), WeightDigest(BytesOf(scales))}));
+  return ScaledDigest(WeightDigest(codes), WeightDigest(BytesOf(scales)));
 }
 
 }  // namespace
