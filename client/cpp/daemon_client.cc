@@ -106,19 +106,6 @@ absl::StatusOr<Response> DaemonClient::Call(Stub& stub,
   return response;
 }
 
-template <typename Response, typename Stub, typename Request>
-absl::StatusOr<Response> DaemonClient::CallAgain(const std::string& what, Stub& stub,
-                                                 grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&,
-                                                                              Response*),
-                                                 const Request& request, absl::Duration timeout) {
-  for (Retry retry(*connection_, what);;) {
-    Response response;
-    const absl::Status status = connection_->Call(stub, method, request, &response, timeout);
-    if (status.ok()) return response;
-    if (!retry.Again(status)) return retry.Explain(status);
-  }
-}
-
 absl::Status DaemonClient::Explain(const absl::Status& status, const std::string& run) const {
   if (!absl::IsNotFound(status) || run != found_run_ || !RestartedSince(*connection_, found_since_)) return status;
   absl::Status after = RunAfterRestart(*connection_, run);
@@ -132,7 +119,7 @@ absl::StatusOr<v1::CreateRunResponse> DaemonClient::CreateRun(const v1::RunSpec&
   const absl::Time began = absl::Now();
   v1::CreateRunRequest request;
   *request.mutable_spec() = spec;
-  auto created = CallAgain(absl::StrCat("creating run '", spec.run_id(), "'"), connection_->trainer(),
+  auto created = CallAgain(*connection_, absl::StrCat("creating run '", spec.run_id(), "'"), connection_->trainer(),
                            &v1::TrainerService::Stub::CreateRun, request);
   if (!created.ok()) return ExplainSpec(created.status(), spec);
   Found(spec.run_id(), began);
@@ -147,7 +134,7 @@ absl::StatusOr<v1::AmendRunResponse> DaemonClient::AmendRun(const v1::RunSpec& s
   v1::AmendRunRequest request;
   request.set_session_token(stream_->token());
   *request.mutable_spec() = spec;
-  auto amended = CallAgain(absl::StrCat("amending run '", spec.run_id(), "'"), connection_->trainer(),
+  auto amended = CallAgain(*connection_, absl::StrCat("amending run '", spec.run_id(), "'"), connection_->trainer(),
                            &v1::TrainerService::Stub::AmendRun, request, Connection::kConvertTimeout);
   if (!amended.ok()) return Explain(ExplainSpec(amended.status(), spec), run_id_);
   GoBy(spec.run_id(), amended->spec_sha256());
@@ -160,13 +147,14 @@ absl::StatusOr<v1::GetServerResponse> DaemonClient::GetServer() {
 }
 
 absl::StatusOr<v1::ListRunsResponse> DaemonClient::ListRuns() {
-  return CallAgain("listing the runs", connection_->admin(), &v1::AdminService::Stub::ListRuns, v1::ListRunsRequest());
+  return CallAgain(*connection_, "listing the runs", connection_->admin(), &v1::AdminService::Stub::ListRuns,
+                   v1::ListRunsRequest());
 }
 
 absl::StatusOr<v1::GetRunResponse> DaemonClient::GetRun(const std::string& run_id) {
   v1::GetRunRequest request;
   request.set_run_id(run_id);
-  auto run = CallAgain(absl::StrCat("asking for run '", run_id, "'"), connection_->admin(),
+  auto run = CallAgain(*connection_, absl::StrCat("asking for run '", run_id, "'"), connection_->admin(),
                        &v1::AdminService::Stub::GetRun, request);
   if (!run.ok()) return Explain(run.status(), run_id);
   return run;
@@ -207,8 +195,9 @@ absl::StatusOr<v1::RewindResponse> DaemonClient::Rewind(const v1::RewindRequest&
 absl::StatusOr<v1::CheckpointResponse> DaemonClient::Checkpoint(const std::string& run_id) {
   v1::CheckpointRequest request;
   request.set_run_id(run_id);
-  auto written = CallAgain(absl::StrCat("writing a checkpoint of run '", run_id, "'"), connection_->admin(),
-                           &v1::AdminService::Stub::Checkpoint, request, Connection::kStorageTimeout);
+  auto written =
+      CallAgain(*connection_, absl::StrCat("writing a checkpoint of run '", run_id, "'"), connection_->admin(),
+                &v1::AdminService::Stub::Checkpoint, request, Connection::kStorageTimeout);
   if (!written.ok()) return Explain(written.status(), run_id);
   return written;
 }
@@ -216,7 +205,7 @@ absl::StatusOr<v1::CheckpointResponse> DaemonClient::Checkpoint(const std::strin
 absl::StatusOr<v1::ListCheckpointsResponse> DaemonClient::ListCheckpoints(const std::string& run_id) {
   v1::ListCheckpointsRequest request;
   request.set_run_id(run_id);
-  return CallAgain(absl::StrCat("listing the checkpoints of run '", run_id, "'"), connection_->admin(),
+  return CallAgain(*connection_, absl::StrCat("listing the checkpoints of run '", run_id, "'"), connection_->admin(),
                    &v1::AdminService::Stub::ListCheckpoints, request);
 }
 

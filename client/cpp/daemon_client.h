@@ -76,11 +76,6 @@ class DaemonClient final : public Client {
   absl::StatusOr<Response> Call(Stub& stub,
                                 grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
                                 const Request& request, absl::Duration timeout = Connection::kCallTimeout);
-  // Makes the call again while Retry says so. For calls that may reach the daemon twice.
-  template <typename Response, typename Stub, typename Request>
-  absl::StatusOr<Response> CallAgain(const std::string& what, Stub& stub,
-                                     grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
-                                     const Request& request, absl::Duration timeout = Connection::kCallTimeout);
   // The daemon was found to hold it, by a call that began then.
   void Found(const std::string& run, absl::Time since) {
     found_run_ = run;

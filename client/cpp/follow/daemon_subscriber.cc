@@ -22,12 +22,8 @@ absl::Status OlderThanFollowing(const Connection& connection) {
 absl::StatusOr<v1::GetRunResponse> AskForRun(Connection& connection, const std::string& run_id) {
   v1::GetRunRequest request;
   request.set_run_id(run_id);
-  for (Retry retry(connection, absl::StrCat("asking for run '", run_id, "'"));;) {
-    v1::GetRunResponse run;
-    const absl::Status status = connection.Call(connection.admin(), &v1::AdminService::Stub::GetRun, request, &run);
-    if (status.ok()) return run;
-    if (!retry.Again(status)) return retry.Explain(status);
-  }
+  return CallAgain(connection, absl::StrCat("asking for run '", run_id, "'"), connection.admin(),
+                   &v1::AdminService::Stub::GetRun, request);
 }
 
 // Why a run without RunSpec.follow cannot be followed. A daemon that does not know that field says nothing of it.

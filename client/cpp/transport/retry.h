@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 
@@ -67,5 +68,18 @@ class Retry {
   bool interrupted_ = false;
   bool told_ = false;  // that it waits as the daemon asked
 };
+
+// The answer of a unary call, which is made again as Retry says. `what`: for the log.
+template <typename Response, typename Stub, typename Request>
+absl::StatusOr<Response> CallAgain(Connection& connection, const std::string& what, Stub& stub,
+                                   grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+                                   const Request& request, absl::Duration timeout = Connection::kCallTimeout) {
+  for (Retry retry(connection, what);;) {
+    Response response;
+    const absl::Status status = connection.Call(stub, method, request, &response, timeout);
+    if (status.ok()) return response;
+    if (!retry.Again(status)) return retry.Explain(status);
+  }
+}
 
 }  // namespace ballast
