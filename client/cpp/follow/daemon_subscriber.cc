@@ -196,7 +196,7 @@ absl::Status DaemonSubscriber::SubscribeOnce(absl::Status* refused) {
   }
   const absl::Status status = FromGrpc(reader->Finish(), call.context);
   incoming_.reset();
-  changes_.clear();
+  DropChanges();
   return status.ok() ? absl::UnavailableError("the daemon has ended the call") : status;
 }
 
@@ -252,10 +252,11 @@ absl::Status DaemonSubscriber::Take(v1::VersionPart* part) {
 
 absl::Status DaemonSubscriber::TakeBegin(const v1::VersionBegin& begin) {
   if (incoming_) return absl::InternalError("a version began before the one before it ended");
-  auto incoming = IncomingVersion::Begin(begin, have_, weights_);
+  auto incoming = IncomingVersion::Begin(begin, coming_ ? coming_ : have_, weights_, way_bytes_);
   if (!incoming.ok()) return incoming.status();
   incoming_ = *std::move(incoming);
   if (!incoming_->whole()) return absl::OkStatus();
+  DropChanges();
   if (!exchange_.TakeWeights(/*all_here=*/false)) return absl::CancelledError("closed");
   have_.reset();
   return absl::OkStatus();
@@ -273,12 +274,21 @@ absl::Status DaemonSubscriber::TakeEnd(const v1::VersionEnd& end) {
   if (!incoming_) return absl::InternalError("the end of a version came, and none had begun");
   auto version = incoming_->End(end);
   if (!version.ok()) return version.status();
-  if (auto s = incoming_->whole() ? CheckNoneLacks() : WriteChanges(); !s.ok()) return s;
-  have_ = incoming_->id();
+  version->received_bytes += way_bytes_;
+  version->changed_elements = std::min(version->changed_elements + way_elements_, version->elements);
+  if (!incoming_->whole() && !IsWanted(incoming_->id())) {
+    coming_ = incoming_->id();
+    way_bytes_ = version->received_bytes;
+    way_elements_ = version->changed_elements;
+  } else {
+    if (version->base_step) version->base_step = have_->step();
+    if (auto s = incoming_->whole() ? CheckNoneLacks() : WriteChanges(); !s.ok()) return s;
+    have_ = incoming_->id();
+    Publish(*std::move(version));
+  }
   incoming_.reset();
   refusals_ = 0;
   ++versions_;
-  Publish(*std::move(version));
   return absl::OkStatus();
 }
 
@@ -294,7 +304,9 @@ absl::Status DaemonSubscriber::CheckNoneLacks() const {
 absl::Status DaemonSubscriber::WriteChanges() {
   if (!exchange_.TakeWeights(/*all_here=*/true)) return absl::CancelledError("closed");
   have_.reset();
-  for (const v1::ChangedChunk& chunk : std::exchange(changes_, {})) {
+  const std::vector<v1::ChangedChunk> changes = std::exchange(changes_, {});
+  DropChanges();
+  for (const v1::ChangedChunk& chunk : changes) {
     if (auto s = Write(chunk); !s.ok()) {
       Forget();
       exchange_.Spoil();
@@ -309,6 +321,12 @@ absl::Status DaemonSubscriber::Write(const v1::ChangedChunk& chunk) {
   return weights_.Apply(chunk);
 }
 
+void DaemonSubscriber::DropChanges() {
+  changes_.clear();
+  coming_.reset();
+  way_bytes_ = way_elements_ = 0;
+}
+
 // The next call asks for all.
 void DaemonSubscriber::Forget() {
   have_.reset();
@@ -320,16 +338,7 @@ bool DaemonSubscriber::IsWanted(const v1::VersionId& id) const {
   return id.step() < told_->step() || id.step() - told_->step() >= subscription_.every;
 }
 
-// Changes come by way of versions that are not wanted themselves: until one is, the weights are nobody's to read.
 void DaemonSubscriber::Publish(FollowedVersion version) {
-  version.received_bytes += std::exchange(way_bytes_, 0);
-  version.changed_elements = std::min(version.changed_elements + std::exchange(way_elements_, 0), version.elements);
-  if (!IsWanted(*have_)) {
-    way_bytes_ = version.received_bytes;
-    way_elements_ = version.changed_elements;
-    return;
-  }
-  if (version.base_step && told_) version.base_step = told_->step();
   version.whole_bytes = weights_.bytes();
   version.respecified = respecified_;
   for (uint32_t i = 0; i < touched_.size(); ++i) {

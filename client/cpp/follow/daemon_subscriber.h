@@ -61,6 +61,7 @@ class DaemonSubscriber final : public Subscriber {
   absl::Status Write(const v1::ChangedChunk& chunk);
   absl::Status WriteChanges();
   absl::Status CheckNoneLacks() const;
+  void DropChanges();
   void Forget();
   // Whether this version is as far from the last one published as the caller wants.
   bool IsWanted(const v1::VersionId& id) const;
@@ -80,10 +81,12 @@ class DaemonSubscriber final : public Subscriber {
   std::optional<v1::VersionId> have_;  // none: the weights are of no version
   std::optional<v1::VersionId> told_;  // the last one published
   std::optional<IncomingVersion> incoming_;
-  std::vector<v1::ChangedChunk> changes_;      // of the incoming one, if it changes another
+  // Changes come by way of versions that are not wanted themselves: they are kept, and written with those of one that is.
+  std::vector<v1::ChangedChunk> changes_;      // of these, and of the incoming one if it changes another
+  std::optional<v1::VersionId> coming_;        // the last of these; none: there is none
+  uint64_t way_bytes_ = 0, way_elements_ = 0;  // received of these, and changed by them
   std::vector<bool> touched_;                  // by tensor, since the last one published
   bool respecified_ = false;                   // likewise
-  uint64_t way_bytes_ = 0, way_elements_ = 0;  // received, and changed, since then
   uint64_t versions_ = 0;                      // received
   uint64_t calls_ = 0;
   int refusals_ = 0;  // in a row

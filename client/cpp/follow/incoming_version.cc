@@ -28,13 +28,14 @@ bool IsSameVersion(const v1::VersionId& a, const v1::VersionId& b) {
 
 absl::StatusOr<IncomingVersion> IncomingVersion::Begin(const v1::VersionBegin& begin,
                                                        const std::optional<v1::VersionId>& have,
-                                                       const FollowedWeights& weights) {
+                                                       const FollowedWeights& weights, uint64_t kept_bytes) {
   if (begin.has_base() && !(have && IsSameVersion(begin.base(), *have))) {
     return OutOfPlace(
         absl::StrCat("it changes ", VersionText(begin.base()), ", and here is ", have ? VersionText(*have) : "none"));
   }
   // A chunk comes whole where that takes fewer bytes. A scale comes twice where two chunks share its row.
-  if (begin.bytes() > 2 * weights.bytes()) {
+  const uint64_t kept = begin.has_base() ? kept_bytes : 0;
+  if (begin.bytes() > 2 * weights.bytes() - kept) {
     return OutOfPlace(absl::StrCat("it is said to have ", begin.bytes(), " bytes, and all weights of the run have ",
                                    weights.bytes()));
   }

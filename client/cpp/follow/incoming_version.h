@@ -22,14 +22,13 @@ bool IsSameVersion(const v1::VersionId& a, const v1::VersionId& b);
 class IncomingVersion {
  public:
   // `have`: the version that the reader has; none: it has none. `weights` outlive it. INTERNAL: it changes another one, or
-  // is said to be larger than one can be.
+  // is said to be larger than one can be, beside `kept_bytes` of changes that lead to `have`.
   static absl::StatusOr<IncomingVersion> Begin(const v1::VersionBegin& begin, const std::optional<v1::VersionId>& have,
-                                               const FollowedWeights& weights);
+                                               const FollowedWeights& weights, uint64_t kept_bytes = 0);
 
   // Whether it changes no other version.
   bool whole() const { return !begin_.has_base(); }
   const v1::VersionId& id() const { return begin_.id(); }
-  bool came(uint32_t tensor) const { return came_[tensor]; }
 
   // INTERNAL: it is none that can come here, or does not fit its tensor. DATA_LOSS: it arrived damaged.
   absl::Status Take(const v1::ChangedChunk& chunk);

@@ -47,6 +47,10 @@ TEST_F(IncomingVersionTest, ChangesOfAnotherVersion) {
   changes_[0].mutable_begin()->mutable_base()->set_generation(2);
   ExpectRefused(changes_, "it changes step 1 of generation 2, and here is step 1 of generation 1");
   changes_[0].mutable_begin()->mutable_base()->set_generation(1);
+  const uint64_t kept = 2 * weights_.bytes() - changes_[0].begin().bytes();
+  EXPECT_TRUE(IncomingVersion::Begin(changes_[0].begin(), IdOf(1), weights_, kept).ok());
+  EXPECT_THAT(std::string(IncomingVersion::Begin(changes_[0].begin(), IdOf(1), weights_, kept + 1).status().message()),
+              HasSubstr("it is said to have"));
   EXPECT_THAT(std::string(IncomingVersion::Begin(changes_[0].begin(), std::nullopt, weights_).status().message()),
               HasSubstr("and here is none"));
 }

@@ -93,6 +93,28 @@ TEST(SubscriberTest, VersionsOnTheWayToOneThatIsWantedAreCountedWithIt) {
   reader.Expect(runs.back());
 }
 
+TEST(SubscriberTest, AVersionOnTheWayLeavesTheWeightsAndTheTimeoutAsTheyAre) {
+  FakeFollowService daemon;
+  Reader reader(daemon.address(), 10, /*every=*/3);
+  const FollowedRun first(kFollowedSpec, 1), second = first.Next(), third = second.Next(), fourth = third.Next();
+  daemon.Say(first.Whole());
+  EXPECT_EQ(reader.Next().step, 1u);
+  daemon.Say(second.ChangesOf(first));
+  daemon.AwaitSaid();
+  const auto none = reader.subscriber->Next(0.2);
+  ASSERT_TRUE(none.ok()) << none.status();
+  EXPECT_FALSE(none->has_value());
+  reader.Expect(first);
+  daemon.Cut();
+  const v1::SubscribeRequest again = daemon.AwaitRequests(2)[1];
+  EXPECT_EQ(again.have().step(), 1u) << "what was on the way is dropped";
+  daemon.Say(second.ChangesOf(first));
+  daemon.Say(third.ChangesOf(second));
+  daemon.Say(fourth.ChangesOf(third));
+  EXPECT_EQ(reader.Next().step, 4u);
+  reader.Expect(fourth);
+}
+
 TEST(SubscriberTest, TensorsAreReadInTheirDtype) {
   FakeFollowService daemon;
   Reader reader(daemon.address());
