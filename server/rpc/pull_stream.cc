@@ -96,8 +96,7 @@ void PullStream::TakeBack(WeightPiece* piece) {
 }
 
 void PullStream::TellGrpc(const absl::Status& status) {
-  const bool told = RetryAfterMsOf(status).has_value();
-  if (!told && (absl::IsResourceExhausted(status) || absl::IsUnavailable(status))) RetryAfter(context_, kRetryAfterMs);
+  TellReaderWhen(context_, status, kRetryAfterMs);
   Reactor::Finish(ToGrpc(status));
 }
 

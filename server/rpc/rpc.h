@@ -112,6 +112,12 @@ inline void TellRetryAfter(grpc::CallbackServerContext* context, const absl::Sta
   if (const std::optional<int64_t> ms = RetryAfterMsOf(status)) RetryAfter(context, *ms);
 }
 
+// The same; where it does not say so, and asking again later may help, in so many milliseconds.
+inline void TellReaderWhen(grpc::CallbackServerContext* context, const absl::Status& status, int64_t ms) {
+  const bool told = RetryAfterMsOf(status).has_value();
+  if (!told && (absl::IsResourceExhausted(status) || absl::IsUnavailable(status))) RetryAfter(context, ms);
+}
+
 // A unary call that waits for its answer; call Finish once.
 struct PendingCall {
   grpc::CallbackServerContext* context;

@@ -93,8 +93,7 @@ bool SubscribeStream::Send() {
 }
 
 void SubscribeStream::TellGrpc(const absl::Status& status) {
-  const bool told = RetryAfterMsOf(status).has_value();
-  if (!told && (absl::IsResourceExhausted(status) || absl::IsUnavailable(status))) RetryAfter(context_, kAskAgainMs);
+  TellReaderWhen(context_, status, kAskAgainMs);
   Reactor::Finish(ToGrpc(status));
 }
 
