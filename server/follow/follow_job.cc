@@ -6,15 +6,15 @@
 
 namespace ballast {
 
-FollowJob::FollowJob(const RunSpec* spec, FollowOrder order, std::shared_ptr<VersionSink> sink)
+FollowJob::FollowJob(const RunSpec* spec, const Plan* plan, ChunkSet::Starts chunk_starts, FollowOrder order,
+                     std::shared_ptr<VersionSink> sink)
     : spec_(spec),
-      chunk_starts_(ChunkStarts(*spec)),
+      plan_(plan),
+      chunk_starts_(std::move(chunk_starts)),
       every_(std::max<uint64_t>(order.every, 1)),
       have_(order.have),
       digests_(std::move(order.digests)),
-      sink_(std::move(sink)) {
-  for (const TensorSpec& t : spec_->tensors) elements_ += t.elements;
-}
+      sink_(std::move(sink)) {}
 
 bool FollowJob::WantsAfter(VersionId id) const {
   if (have_ == id) return false;
@@ -58,7 +58,7 @@ uint64_t FollowJob::BytesOf(const WeightVersion& whole) const {
   uint64_t bytes = 0;
   for (uint32_t i = 0; i < whole.digests.size(); ++i) {
     if (LeavesOut(whole, i)) continue;
-    for (uint64_t c = chunk_starts_[i]; c < chunk_starts_[i + 1]; ++c) bytes += whole.pieces[c]->bytes();
+    for (uint64_t c = (*chunk_starts_)[i]; c < (*chunk_starts_)[i + 1]; ++c) bytes += whole.pieces[c]->bytes();
   }
   return bytes;
 }
@@ -71,7 +71,7 @@ void FollowJob::Open(const VersionOpening& opening) {
 }
 
 void FollowJob::Close(VersionId id, uint64_t number, uint64_t changed) {
-  sink_->Write(VersionClosing{.id = id, .changed = changed, .elements = elements_});
+  sink_->Write(VersionClosing{.id = id, .changed = changed, .elements = plan_->parameters});
   have_ = id;
   have_number_ = number;
   digests_ = {};
@@ -85,6 +85,14 @@ void FollowJob::SetWhole(const VersionPiece& piece, VersionChunk* chunk) const {
   chunk->count = piece.size / WireBytes(spec_->tensors[chunk->tensor].serving_format);
   chunk->scales = piece.scales;
   chunk->crc32c = piece.crc32c;
+}
+
+bool FollowJob::Write(const VersionChunk& chunk, uint64_t* sent) {
+  if (!sink_->HasRoom(chunk.bytes())) return false;
+  sink_->Write(chunk);
+  bytes_ += chunk.bytes();
+  *sent += chunk.bytes();
+  return true;
 }
 
 bool FollowJob::WriteSome(const std::shared_ptr<const VersionChange>& change) {
@@ -106,10 +114,7 @@ bool FollowJob::WriteSome(const std::shared_ptr<const VersionChange>& change) {
       chunk.scales = piece.scales;
       chunk.crc32c = piece.crc32c;
     }
-    if (!sink_->HasRoom(chunk.bytes())) return true;
-    sink_->Write(chunk);
-    bytes_ += chunk.bytes();
-    sent_.changes += chunk.bytes();
+    if (!Write(chunk, &sent_.changes)) return true;
   }
   Close(change->id, change->number, change->elements);
   return false;
@@ -123,20 +128,18 @@ bool FollowJob::WriteSome(const std::shared_ptr<const WeightVersion>& version) {
     Open({.id = version->id, .bytes = BytesOf(*version), .skipped = skipped, .closed_unix_s = version->closed_unix_s});
   }
   for (; next_ < version->pieces.size(); ++next_) {
-    while (next_ >= chunk_starts_[tensor_ + 1]) ++tensor_;
+    const std::vector<uint64_t>& starts = *chunk_starts_;
+    while (next_ >= starts[tensor_ + 1]) ++tensor_;
     if (LeavesOut(*version, tensor_)) continue;
-    const bool last = next_ + 1 == chunk_starts_[tensor_ + 1];
+    const bool last = next_ + 1 == starts[tensor_ + 1];
     VersionChunk chunk{.tensor = tensor_,
-                       .chunk = next_ - chunk_starts_[tensor_],
+                       .chunk = next_ - starts[tensor_],
                        .last = last,
                        .digest = last ? version->digests[tensor_] : 0};
     SetWhole(*version->pieces[next_], &chunk);
-    if (!sink_->HasRoom(chunk.bytes())) return true;
-    sink_->Write(chunk);
-    bytes_ += chunk.bytes();
-    sent_.whole += chunk.bytes();
+    if (!Write(chunk, &sent_.whole)) return true;
   }
-  Close(version->id, version->number, elements_);
+  Close(version->id, version->number, plan_->parameters);
   return false;
 }
 

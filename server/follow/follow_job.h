@@ -15,6 +15,8 @@
 
 #include "server/follow/version.h"
 #include "server/follow/version_sink.h"
+#include "server/plan/plan.h"
+#include "server/step/coverage.h"
 
 namespace ballast {
 
@@ -35,8 +37,9 @@ class FollowJob {
  public:
   static constexpr double kLeastBytesPerS = 1024.0 * 1024.0;  // of a reader that is in the way
 
-  // spec outlives the job.
-  FollowJob(const RunSpec* spec, FollowOrder order, std::shared_ptr<VersionSink> sink);
+  // spec and plan outlive the job.
+  FollowJob(const RunSpec* spec, const Plan* plan, ChunkSet::Starts chunk_starts, FollowOrder order,
+            std::shared_ptr<VersionSink> sink);
 
   // Since when (MonotonicSeconds) there has been a version that it wants, or since it last has sent one whole and there is
   // another; none: there is none.
@@ -72,6 +75,8 @@ class FollowJob {
   // Writes some more of the parcel in hand. False: it has no more.
   bool WriteSome(const std::shared_ptr<const VersionChange>& change);
   bool WriteSome(const std::shared_ptr<const WeightVersion>& version);
+  // False: there is no room for it in the message in hand. `sent`: what counts its bytes.
+  bool Write(const VersionChunk& chunk, uint64_t* sent);
   // What the chunk has, where it comes whole.
   void SetWhole(const VersionPiece& piece, VersionChunk* chunk) const;
   void Open(const VersionOpening& opening);
@@ -79,8 +84,8 @@ class FollowJob {
   void SendMore();
 
   const RunSpec* const spec_;
-  const std::vector<uint64_t> chunk_starts_;
-  uint64_t elements_ = 0;  // of the run
+  const Plan* const plan_;
+  const ChunkSet::Starts chunk_starts_;
   const uint64_t every_;
   std::optional<VersionId> have_;
   std::optional<uint64_t> have_number_ = {};  // WeightVersion::number

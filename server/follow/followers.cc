@@ -35,12 +35,11 @@ Followers::Followers(Environment environment)
           .spec = environment_.spec,
           .store = environment_.store,
           .strand = environment_.strand,
+          .chunk_starts = environment_.chunk_starts,
           .memory = memory_,
           .made = [this](auto version, auto change) { OnMade(std::move(version), std::move(change)); }})) {
   Show();
 }
-
-Followers::~Followers() = default;
 
 size_t Followers::reading() const {
   return static_cast<size_t>(
@@ -57,7 +56,9 @@ void Followers::Begin(FollowOrder order, std::shared_ptr<VersionSink> sink) {
   }
   if (reading() == 0) awaits_newest_ = true;
   unread_since_s_.reset();
-  readers_.push_back({.job = std::make_unique<FollowJob>(environment_.spec, std::move(order), std::move(sink))});
+  readers_.push_back(
+      {.job = std::make_unique<FollowJob>(environment_.spec, environment_.plan, environment_.chunk_starts,
+                                          std::move(order), std::move(sink))});
   OfferAll();
   Show();
 }
@@ -122,7 +123,7 @@ void Followers::Make(uint64_t generation, uint64_t step, double since_unix_s) {
 void Followers::OnMade(std::shared_ptr<const WeightVersion> version, std::shared_ptr<const VersionChange> change) {
   const double parameters = static_cast<double>(environment_.plan->parameters);
   VersionFigures made{.step = version->id.step, .generation = version->id.generation, .bytes = version->bytes};
-  made.make_seconds = version->made_s - began_s_;
+  made.make_seconds = MonotonicSeconds() - began_s_;
   if (change != nullptr) made.change_bytes = change->bytes;
   if (change != nullptr) made.changed_ratio = static_cast<double>(change->elements) / parameters;
   history_.newest = std::move(version);

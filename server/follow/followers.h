@@ -32,6 +32,7 @@ class Followers {
   struct Environment {
     const RunSpec* spec;  // whose `follow` is there; outlives all, like the rest
     const Plan* plan;
+    ChunkSet::Starts chunk_starts;
     ParameterStore* store;
     Strand* strand;
     RunMetrics* metrics;
@@ -39,7 +40,6 @@ class Followers {
     std::function<void()> made;  // a version: the next may be wanted already
   };
   explicit Followers(Environment environment);
-  ~Followers();
 
   void Begin(FollowOrder order, std::shared_ptr<VersionSink> sink);
   void OnSent(const VersionSink* sink);

@@ -30,7 +30,6 @@ struct VersionId {
 class FollowMemory {
  public:
   explicit FollowMemory(uint64_t most) : most_(most) {}
-  uint64_t most() const { return most_; }
   uint64_t used() const { return used_; }
   uint64_t left() const { return most_ - std::min(most_, used_.load()); }
 
@@ -77,7 +76,6 @@ struct WeightVersion {
   VersionId id;
   uint64_t number = 0;       // counts the run's versions, from 1
   double closed_unix_s = 0;  // when its step closed
-  double made_s = 0;         // MonotonicSeconds
   uint64_t bytes = 0;
   std::vector<VersionPiecePtr> pieces;  // by chunk of the run: ChunkStarts (run_spec.h)
   std::vector<uint64_t> digests;        // by tensor, like the next
@@ -103,7 +101,6 @@ struct VersionChange {
   VersionId from, id;
   uint64_t number = 0;
   double closed_unix_s = 0;
-  double made_s = 0;  // MonotonicSeconds
   uint64_t bytes = 0;
   uint64_t elements = 0;             // that differ
   std::vector<ChangedPiece> pieces;  // those of a tensor together and in order

@@ -5,7 +5,6 @@
 
 #include "proto/checksum.h"
 
-#include "server/base/clock.h"
 #include "server/plan/plan.h"
 
 namespace ballast {
@@ -42,7 +41,7 @@ struct VersionMaker::Build {
 
 VersionMaker::VersionMaker(Environment environment)
     : environment_(std::move(environment)),
-      chunk_starts_(ChunkStarts(*environment_.spec)),
+      chunk_starts_(*environment_.chunk_starts),
       comparer_({.name = "versions"}) {}
 
 void VersionMaker::Abandon() {
@@ -215,7 +214,6 @@ void VersionMaker::FinishIfWhole(const std::shared_ptr<Build>& build) {
   if (build != build_ || build->chunks_left > 0) return;
   build_ = nullptr;
   WeightVersion& version = *build->version;
-  version.made_s = build->change->made_s = MonotonicSeconds();
   for (const VersionPiecePtr& piece : version.pieces) version.bytes += piece->bytes();
   if (build->before == nullptr) return environment_.made(build->version, nullptr);
   VersionChange& change = *build->change;

@@ -20,6 +20,7 @@
 
 #include "server/base/strand.h"
 #include "server/follow/version.h"
+#include "server/step/coverage.h"
 #include "server/store/parameter_store.h"
 #include "server/store/tensor_digester.h"
 
@@ -34,6 +35,7 @@ class VersionMaker : public std::enable_shared_from_this<VersionMaker> {
     const RunSpec* spec;  // outlives the maker, like the next two
     ParameterStore* store;
     Strand* strand;
+    ChunkSet::Starts chunk_starts;
     std::shared_ptr<FollowMemory> memory;
     Made made;  // on the strand
   };
@@ -74,9 +76,9 @@ class VersionMaker : public std::enable_shared_from_this<VersionMaker> {
   void FinishIfWhole(const std::shared_ptr<Build>& build);
 
   const Environment environment_;
-  const std::vector<uint64_t> chunk_starts_;
-  std::shared_ptr<Build> build_;  // the version under way
-  bool encoding_ = false;         // by EncodeNext
+  const std::vector<uint64_t>& chunk_starts_;  // the environment's
+  std::shared_ptr<Build> build_;               // the version under way
+  bool encoding_ = false;                      // by EncodeNext
   uint64_t made_ = 0;
   Strand comparer_;  // last: its thread ends first
 };

@@ -57,6 +57,7 @@ void Run::AddFollowers() {
   followers_ = std::make_unique<Followers>(Followers::Environment{
       .spec = &spec_,
       .plan = &plan_,
+      .chunk_starts = chunk_starts_,
       .store = store_.get(),
       .strand = &strand_,
       .metrics = metrics_.get(),

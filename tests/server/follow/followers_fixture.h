@@ -32,17 +32,19 @@ class FollowersTest : public StoreTest {
     MakeStore(wire);
     run_ = metrics_.AddRun({.run_id = "r1", .followed = true});
     OnStrand([&] {
-      followers_ = std::make_unique<Followers>(Followers::Environment{.spec = &spec_,
-                                                                      .plan = &plan_,
-                                                                      .store = store_.get(),
-                                                                      .strand = &strand_,
-                                                                      .metrics = run_.get(),
-                                                                      .show =
-                                                                          [this](const FollowFigures& figures) {
-                                                                            absl::MutexLock lock(&mu_);
-                                                                            shown_ = figures;
-                                                                          },
-                                                                      .made = [] {}});
+      followers_ = std::make_unique<Followers>(
+          Followers::Environment{.spec = &spec_,
+                                 .plan = &plan_,
+                                 .chunk_starts = std::make_shared<const std::vector<uint64_t>>(ChunkStarts(spec_)),
+                                 .store = store_.get(),
+                                 .strand = &strand_,
+                                 .metrics = run_.get(),
+                                 .show =
+                                     [this](const FollowFigures& figures) {
+                                       absl::MutexLock lock(&mu_);
+                                       shown_ = figures;
+                                     },
+                                 .made = [] {}});
       store_->set_before_change([this](uint32_t tensor) { followers_->BeforeChange(tensor); });
     });
   }
