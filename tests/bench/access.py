@@ -12,7 +12,6 @@ over rounds of the ratio within the round. Both ends are on the same cores, and 
 """
 
 import datetime
-import json
 import os
 import socket
 import ssl
@@ -194,11 +193,7 @@ def main() -> int:
     torch.set_num_threads(1)
     seconds, load, taken_up = measure(options)
     text = report(seconds, load, taken_up, options.rounds)
-    print(text)
-    if options.record:
-        (Path(__file__).parent / "results" / "access.md").write_text(text)
-    if options.json:
-        options.json.write_text(json.dumps(rows(seconds, AGAINST, options.rounds)))
+    trainer.publish(options, "access", text, rows(seconds, AGAINST, options.rounds))
     return 0
 
 

@@ -13,7 +13,6 @@ ones; what a reader of every step was sent, and how long it took to put it in pl
 """
 
 import datetime
-import json
 import os
 import statistics
 import subprocess
@@ -206,11 +205,7 @@ def main() -> int:
         options.rounds = 2
     seconds, load = measure_steps(options.rounds)
     text = report(seconds, load, changes, options.rounds)
-    print(text)
-    if options.record:
-        (Path(__file__).parent / "results" / "follow.md").write_text(text)
-    if options.json:
-        options.json.write_text(json.dumps(rows(seconds, AGAINST, options.rounds)))
+    trainer.publish(options, "follow", text, rows(seconds, AGAINST, options.rounds))
     return 0
 
 

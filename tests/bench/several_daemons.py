@@ -14,13 +14,11 @@ out, and said. --record writes a page among the results.
 """
 
 import datetime
-import json
 import os
 import statistics
 import sys
 import time
 from contextlib import ExitStack
-from pathlib import Path
 
 import ballast
 import core_share
@@ -162,14 +160,9 @@ def main() -> int:
     torch.set_num_threads(1)
     sides, load = measure(options)
     text = report(sides, load, options.rounds)
-    print(text)
-    if options.record:
-        (Path(__file__).parent / "results" / "several_daemons.md").write_text(text)
-    if options.json:
-        against = {name: other for name, other, *_ in FIGURES + HELD if name in sides}
-        options.json.write_text(
-            json.dumps(rows({name: side.seconds for name, side in sides.items()}, against, options.rounds))
-        )
+    seconds = {name: side.seconds for name, side in sides.items()}
+    against = {name: other for name, other, *_ in FIGURES + HELD if name in sides}
+    trainer.publish(options, "several_daemons", text, rows(seconds, against, options.rounds))
     return 0
 
 

@@ -1,6 +1,7 @@
 """What the benchmarks that train share: a daemon of their own, and the quick start's model and data."""
 
 import argparse
+import json
 import sys
 import tempfile
 from contextlib import contextmanager
@@ -39,6 +40,15 @@ def own_daemon(*flags: str):
     with tempfile.TemporaryDirectory(prefix="ballast-bench-") as folder:
         with daemon.Daemon(Path(folder), *flags) as running:
             yield running
+
+
+def publish(options: argparse.Namespace, page: str, text: str, rows: list[dict]) -> None:
+    """Prints the text; writes it to the results' page where that is recorded, and the rows to where collect.py reads them."""
+    print(text)
+    if options.record:
+        (Path(__file__).parent / "results" / f"{page}.md").write_text(text)
+    if options.json:
+        options.json.write_text(json.dumps(rows))
 
 
 def quartiles(values: list[float]) -> tuple[float, float, float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ from grpc_tools import protoc
 from torch import Tensor
 
 from ballast import _core
+from checkpoint_folder import crc32c
 
 ROOT = Path(__file__).resolve().parents[2]
 CHUNK = 4096  # elements
@@ -33,26 +33,6 @@ def _messages(folder: Path) -> Any:
     for file in descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes()).file:
         pool.Add(file)
     return lambda name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_V1}.{name}"))
-
-
-def _crc_table() -> list[int]:
-    table = []
-    for byte in range(256):
-        crc = byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-        table.append(crc)
-    return table
-
-
-_CRC = _crc_table()
-
-
-def crc32c(data: bytes) -> int:
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = crc >> 8 ^ _CRC[(crc ^ byte) & 0xFF]
-    return crc ^ 0xFFFFFFFF
 
 
 def _bytes(tensor: Tensor) -> bytes:
