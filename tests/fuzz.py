@@ -47,6 +47,7 @@ class Target:
 TARGETS = (
     Target("edge", 1024, 5000),
     Target("shm", 1024, 4720),
+    Target("changes", 512, 4720),
     Target("checkpoint", 16384, 200),
     Target("journal", 400, 4),
     Target("session", 200, 46),
