@@ -248,4 +248,13 @@ absl::Status ApplyChanges(const ChangesView& changes, size_t width, absl::Span<s
   return absl::OkStatus();
 }
 
+void ForEachChanged(const ChangesView& changes, uint64_t elements, absl::FunctionRef<void(uint64_t place)> each) {
+  PositionReader positions(changes);
+  for (uint64_t n = 0; n < changes.count; ++n) {
+    const auto at = positions.Next(elements);
+    if (!at) return;
+    each(*at);
+  }
+}
+
 }  // namespace ballast

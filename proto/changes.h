@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
@@ -56,5 +57,8 @@ struct ChangesView {
 // Makes `chunk`, which has what was before, what is after. INVALID_ARGUMENT says what is malformed; the chunk's contents
 // are then of no use.
 absl::Status ApplyChanges(const ChangesView& changes, size_t width, absl::Span<std::byte> chunk);
+
+// Calls `each` with the place in the chunk of every element that is there, ascending. Of changes that ApplyChanges has taken.
+void ForEachChanged(const ChangesView& changes, uint64_t elements, absl::FunctionRef<void(uint64_t place)> each);
 
 }  // namespace ballast

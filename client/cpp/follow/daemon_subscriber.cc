@@ -98,6 +98,7 @@ DaemonSubscriber::DaemonSubscriber(std::unique_ptr<Connection> connection, std::
       subscription_(std::move(subscription)),
       what_(absl::StrCat("following run '", subscription_.run_id, "'")),
       weights_(std::move(weights)),
+      changed_(subscription_.marks_changed ? std::optional<ChangedElements>(weights_.tensors()) : std::nullopt),
       touched_(weights_.tensors().size()),
       thread_([this] { Receive(); }) {}
 
@@ -142,6 +143,30 @@ absl::Status DaemonSubscriber::Read(uint32_t tensor, absl::Span<std::byte> out) 
                                                    weights_.tensors()[tensor].dtype, ")"));
   }
   return weights_.Read(tensor, out.data());
+}
+
+absl::StatusOr<uint64_t> DaemonSubscriber::CountChanged(uint32_t tensor) const {
+  if (auto s = CheckReading(tensor); !s.ok()) return s;
+  if (!changed_) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the subscription to run '", subscription_.run_id,
+                     "' does not mark which elements have changed: open it with marks_changed"));
+  }
+  return changed_->Count(tensor);
+}
+
+absl::Status DaemonSubscriber::ReadChanged(uint32_t tensor, absl::Span<int64_t> places,
+                                           absl::Span<std::byte> values) const {
+  const auto count = CountChanged(tensor);
+  if (!count.ok()) return count.status();
+  const uint64_t bytes = *count * FormatBytes(weights_.tensors()[tensor].dtype);
+  if (places.size() != *count || values.size() != bytes) {
+    return absl::InvalidArgumentError(absl::StrCat("reading what has changed of ", weights_.tensors().Name(tensor),
+                                                   ": got room for ", places.size(), " places and ", values.size(),
+                                                   " bytes of values, wanted ", *count, " and ", bytes));
+  }
+  changed_->Places(tensor, places.data());
+  return weights_.Read(tensor, places, values.data());
 }
 
 // --- the receiver's thread -------------------------------------------------------------------------------------------
@@ -220,6 +245,7 @@ absl::Status DaemonSubscriber::ReadSpecAgain() {
   weights_ = *std::move(weights);
   have_.reset();
   touched_.assign(weights_.tensors().size(), false);
+  if (changed_) changed_.emplace(weights_.tensors());
   respecified_ = true;
   return absl::OkStatus();
 }
@@ -318,7 +344,16 @@ absl::Status DaemonSubscriber::WriteChanges() {
 
 absl::Status DaemonSubscriber::Write(const v1::ChangedChunk& chunk) {
   touched_[chunk.tensor()] = true;
-  return weights_.Apply(chunk);
+  if (auto s = weights_.Apply(chunk); !s.ok()) return s;
+  Mark(&chunk);
+  return absl::OkStatus();
+}
+
+// Nothing: what is marked is to be of what comes from now on.
+void DaemonSubscriber::Mark(const v1::ChangedChunk* chunk) {
+  if (!changed_) return;
+  if (std::exchange(marks_old_, false)) changed_->Clear();
+  if (chunk != nullptr) changed_->Add(*chunk);
 }
 
 void DaemonSubscriber::DropChanges() {
@@ -349,6 +384,8 @@ void DaemonSubscriber::Publish(FollowedVersion version) {
   told_ = have_;
   touched_.assign(touched_.size(), false);
   respecified_ = false;
+  Mark(nullptr);  // where nothing came
+  marks_old_ = true;
   exchange_.Publish(std::move(version));
 }
 

@@ -15,6 +15,7 @@
 #include "absl/synchronization/mutex.h"
 
 #include "ballast/v1/follow.pb.h"
+#include "client/cpp/follow/changed_elements.h"
 #include "client/cpp/follow/followed_weights.h"
 #include "client/cpp/follow/incoming_version.h"
 #include "client/cpp/follow/subscriber.h"
@@ -36,6 +37,8 @@ class DaemonSubscriber final : public Subscriber {
   bool readable() const override { return exchange_.readable(); }
   absl::StatusOr<FollowedTensor> Served(uint32_t tensor) const override;
   absl::Status Read(uint32_t tensor, absl::Span<std::byte> out) const override;
+  absl::StatusOr<uint64_t> CountChanged(uint32_t tensor) const override;
+  absl::Status ReadChanged(uint32_t tensor, absl::Span<int64_t> places, absl::Span<std::byte> values) const override;
   void Close() override;
 
  private:
@@ -59,6 +62,7 @@ class DaemonSubscriber final : public Subscriber {
   absl::Status TakeChunk(v1::ChangedChunk* chunk);
   absl::Status TakeEnd(const v1::VersionEnd& end);
   absl::Status Write(const v1::ChangedChunk& chunk);
+  void Mark(const v1::ChangedChunk* chunk);
   absl::Status WriteChanges();
   absl::Status CheckNoneLacks() const;
   void DropChanges();
@@ -75,7 +79,8 @@ class DaemonSubscriber final : public Subscriber {
   absl::Mutex mu_;
   grpc::ClientContext* call_ ABSL_GUARDED_BY(mu_) = nullptr;  // under way
 
-  FollowedWeights weights_;  // the receiver's or the caller's, as exchange_ says
+  FollowedWeights weights_;                 // the receiver's or the caller's, as exchange_ says, like the next
+  std::optional<ChangedElements> changed_;  // by the version that the weights are of; none: they are not marked
 
   // The receiver's.
   std::optional<v1::VersionId> have_;  // none: the weights are of no version
@@ -87,6 +92,7 @@ class DaemonSubscriber final : public Subscriber {
   uint64_t way_bytes_ = 0, way_elements_ = 0;  // received of these, and changed by them
   std::vector<bool> touched_;                  // by tensor, since the last one published
   bool respecified_ = false;                   // likewise
+  bool marks_old_ = false;                     // what changed_ has is of the last one published
   uint64_t versions_ = 0;                      // received
   uint64_t calls_ = 0;
   int refusals_ = 0;  // in a row

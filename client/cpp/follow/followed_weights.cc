@@ -86,6 +86,24 @@ absl::Status FollowedWeights::Read(uint32_t tensor, std::byte* out) const {
       wire.dtype, out);
 }
 
+absl::Status FollowedWeights::Read(uint32_t tensor, absl::Span<const int64_t> places, std::byte* out) const {
+  const WireTensor& wire = tensors_[tensor];
+  const uint64_t width = wire.serving_element_bytes;
+  const bool as_served = wire.serving == wire.dtype;
+  std::vector<std::byte> gathered(as_served ? 0 : places.size() * width);
+  std::byte* to = as_served ? out : gathered.data();
+  std::vector<float> scales;  // of each, as if it were a row
+  for (const int64_t place : places) {
+    std::memcpy(to, codes(tensor).data() + static_cast<uint64_t>(place) * width, width);
+    to += width;
+    if (wire.row_length > 0) scales.push_back(places_[tensor].scales[static_cast<uint64_t>(place) / wire.row_length]);
+  }
+  if (as_served) return absl::OkStatus();
+  return DecodeWeights(
+      {.format = wire.serving, .row_length = wire.row_length > 0 ? 1u : 0u, .codes = gathered, .scales = scales},
+      wire.dtype, out);
+}
+
 bool FollowedWeights::Fit(const v1::RunSpec& spec, uint64_t chunk_elements) const {
   if (chunk_elements != tensors_.chunk_elements() || spec.tensors_size() != spec_.tensors_size()) return false;
   for (int i = 0; i < spec.tensors_size(); ++i) {

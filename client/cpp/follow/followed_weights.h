@@ -32,6 +32,8 @@ class FollowedWeights {
   // In the tensor's dtype, in which all of it takes this many bytes.
   uint64_t read_bytes(uint32_t tensor) const;
   absl::Status Read(uint32_t tensor, std::byte* out) const;
+  // The elements at these places in the tensor, likewise.
+  absl::Status Read(uint32_t tensor, absl::Span<const int64_t> places, std::byte* out) const;
 
   // Whether a run of this spec has these tensors, in these formats.
   bool Fit(const v1::RunSpec& spec, uint64_t chunk_elements) const;

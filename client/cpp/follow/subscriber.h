@@ -50,6 +50,8 @@ struct SubscribeOptions {
   // No version is handed out whose step is nearer to that of the last one than this; 0: each that is made. What changes come
   // by way of versions in between is counted with the one that is.
   uint64_t every = 0;
+  // For CountChanged and ReadChanged: a bit of memory for each parameter.
+  bool marks_changed = false;
 };
 
 struct FollowedVersion {
@@ -98,6 +100,13 @@ class Subscriber {
   virtual absl::StatusOr<FollowedTensor> Served(uint32_t tensor) const = 0;
   // The tensor in its dtype, decoded where it is served in another format. INVALID_ARGUMENT: `out` has another size.
   virtual absl::Status Read(uint32_t tensor, absl::Span<std::byte> out) const = 0;
+
+  // How many of the tensor's elements have come since the version before: all others are as they were. Where a scale has
+  // changed, all elements of its rows in the chunks that came. FAILED_PRECONDITION: the subscription does not mark them.
+  virtual absl::StatusOr<uint64_t> CountChanged(uint32_t tensor) const = 0;
+  // Their places in the tensor, ascending, as if it had one dimension, and their values as Read has them. INVALID_ARGUMENT:
+  // `places` or `values` has another size.
+  virtual absl::Status ReadChanged(uint32_t tensor, absl::Span<int64_t> places, absl::Span<std::byte> values) const = 0;
 
   // Ends the call to the daemon; Next, also one that waits, returns CANCELLED. Never waits for the daemon.
   virtual void Close() = 0;

@@ -15,7 +15,8 @@ namespace ballast {
 constexpr double kLongS = 60;  // for what is there soon
 
 struct Reader {
-  explicit Reader(const std::string& server, double reconnect_timeout_s = 10, uint64_t every = 0)
+  explicit Reader(const std::string& server, double reconnect_timeout_s = 10, uint64_t every = 0,
+                  bool marks_changed = false)
       : subscriber(Subscriber::Open({.server = server,
                                      .reconnect_timeout_s = reconnect_timeout_s,
                                      .log =
@@ -23,7 +24,7 @@ struct Reader {
                                            absl::MutexLock lock(&mu);
                                            lines.push_back(line);
                                          }},
-                                    {.run_id = "r", .every = every})
+                                    {.run_id = "r", .every = every, .marks_changed = marks_changed})
                        .value()) {}
   ~Reader() { subscriber.reset(); }  // before what it writes to
 
