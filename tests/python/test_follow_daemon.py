@@ -57,6 +57,28 @@ def test_a_module_follows_to_the_bit(one: Daemon, serving: str | None) -> None:
             assert follower.staleness_s is not None and follower.staleness_s < LONG_S
 
 
+@pytest.mark.parametrize("serving", [None, "int8-row", "fp8-e4m3"])
+def test_patches_of_every_other_step_keep_a_copy_up_to_date(one: Daemon, serving: str | None) -> None:
+    run = f"follow-patches-{serving or 'fp32'}"
+    trained, copy = perceptron(1), {}
+    with optimizer_of(trained, one, run, follow=True, serving=serving) as optimizer:
+        train(trained, optimizer, 1)
+        with ballast.Subscriber(one.server, run, every=2, patches=True) as reader:
+            for step in range(1, 12, 2):
+                version = reader.next(LONG_S)
+                assert version is not None and version.step == step
+                for name, shape, dtype, values, indices in reader.patches():
+                    if indices is None:
+                        assert version.base_step is None
+                        copy[name] = values.reshape(shape)
+                    else:
+                        copy[name].view(-1).index_copy_(0, indices, values)
+                    assert copy[name].dtype == dtype
+                for name, weights in trained.named_parameters():
+                    assert torch.equal(copy[name], weights), name
+                train(trained, optimizer, 2)
+
+
 def test_it_goes_back_with_the_run(one: Daemon) -> None:
     trained, module = perceptron(1), perceptron(2)
     options = {"snapshots": 2, "snapshot_every": 2, "follow": ballast.Follow(every=1, readers=2)}

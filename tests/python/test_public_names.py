@@ -13,7 +13,7 @@ import ballast
 
 PUBLIC = set(
     "Adam AdamW CollageLight CollagePlus Follow Follower GradScaler Joined Lion Muon Optimizer RunOptions SGD SpikeEvent Spikes StableAdamW "
-    "StepResult StepTiming Subscriber Tls Version delete_run follow nn numerics umup_scales BallastError Rejected RunFenced RunRewound Unavailable".split()
+    "StepResult StepTiming Subscriber Tls Version WeightPatch delete_run follow nn numerics umup_scales BallastError Rejected RunFenced RunRewound Unavailable".split()
 )
 FUNCTIONS = {"delete_run", "follow", "umup_scales"}
 RULES = [

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ballast.scaler import GradScaler
     from ballast.subscriber import Subscriber, Version
     from ballast.tls import Tls
+    from ballast.weight_patch import WeightPatch
 
 __version__ = version("ballast-optim")
 
@@ -54,6 +55,7 @@ __all__ = [
     "Tls",
     "Unavailable",
     "Version",
+    "WeightPatch",
     "__version__",
     "delete_run",
     "follow",
@@ -70,6 +72,7 @@ _MODULES = {
     "Subscriber": "ballast.subscriber",
     "Tls": "ballast.tls",
     "Version": "ballast.subscriber",
+    "WeightPatch": "ballast.weight_patch",
     "delete_run": "ballast.runs",
     "follow": "ballast.follower",
 }

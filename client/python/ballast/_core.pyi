@@ -120,6 +120,7 @@ class Subscriber:
         server: str,
         run_id: str,
         every: int,
+        marks_changed: bool,
         connect_timeout_s: float,
         reconnect_timeout_s: float,
         tls_ca: str = "",
@@ -140,6 +141,10 @@ class Subscriber:
 
     def read(self, places: Sequence[tuple[int, int, int]]) -> None:
         """(tensor, address, nbytes): the tensor's weights, in its dtype."""
+
+    def count_changed(self, tensor: int) -> int: ...
+    def read_changed(self, tensor: int, count: int, places: int, values: int, nbytes: int) -> None:
+        """Addresses: of `count` int64, and of `nbytes` for as many elements in the tensor's dtype."""
 
     def close(self) -> None: ...
 

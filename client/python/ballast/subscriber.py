@@ -22,6 +22,7 @@ from ballast.rank import run_id, seconds
 from ballast.server_address import standing
 from ballast.tls import Tls, files_of
 from ballast.uncopyable import Uncopyable
+from ballast.weight_patch import WeightPatch
 
 _DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 
@@ -86,7 +87,7 @@ class Subscriber(Uncopyable):
     A lost connection is made again by itself for reconnect_timeout seconds. To keep a module up to date: ballast.follow.
 
     server, tls, token_file: as the optimizers' options; run: its name, default $BALLAST_RUN. every: no version nearer to
-    the last one than so many steps. Raises Rejected if there is no such run, or it cannot be followed; Unavailable if no
+    the last one than so many steps. patches: for patches(); takes a bit of memory for each parameter. Raises Rejected if there is no such run, or it cannot be followed; Unavailable if no
     daemon answers. One thread at a time, but for close().
     """
 
@@ -96,6 +97,7 @@ class Subscriber(Uncopyable):
         run: str | None = None,
         every: int = 1,
         *,
+        patches: bool = False,
         tls: Tls | None = None,
         token_file: str | os.PathLike[str] | None = None,
         connect_timeout: float = 10.0,
@@ -106,8 +108,10 @@ class Subscriber(Uncopyable):
         self.run = run_id(run)
         waits = seconds("connect_timeout", connect_timeout), seconds("reconnect_timeout", reconnect_timeout)
         address = standing(server)
-        self._core = _core.Subscriber.open(address, self.run, every, *waits, *files_of(tls, address, token_file))
+        files = files_of(tls, address, token_file)
+        self._core = _core.Subscriber.open(address, self.run, every, bool(patches), *waits, *files)
         self._number = 0  # of the version that is here
+        self._here: Version | None = None
         self._places: dict[str, int] = {}
         self.specs: list[tuple[str, str, tuple[int, ...]]] = []  # by tensor: name, dtype, shape
         self._learn()
@@ -138,6 +142,21 @@ class Subscriber(Uncopyable):
         """Whether a version is here: not before the first, nor while one comes whole, which begins within next()."""
         return self._core.readable
 
+    def patches(self) -> Iterator[WeightPatch]:
+        """What the version that next() returned last has changed of the one before, tensor by tensor: all else is as it was.
+
+            reader = ballast.Subscriber(server="node7:7700", run="my-run", patches=True)
+            for version in reader:
+                load_checkpoint_weight_patches(model, [CheckpointWeightPatch(*patch) for patch in reader.patches()])  # vLLM's
+
+        All have indices, or, where the version came whole (base_step is None), none has. For an engine that has what the reader
+        had: with the first version it gets all. Where a tensor's scale has changed (int8), its elements come as changed.
+        Rejected without patches=True, and once next() was called again."""
+        version, number = self._here, self._number
+        for name in () if version is None else version.changed:
+            self._expect(number, f"a patch of tensor '{name}'")
+            yield self._patch(name, whole=version is not None and version.base_step is None)
+
     def write(self, parameters: FollowedParameters, names: Iterable[str]) -> None:
         """Puts the weights of the tensors of these names into `parameters`."""
         parameters.write(self._core, sorted(self._places[name] for name in names if name in self._places))
@@ -158,7 +177,7 @@ class Subscriber(Uncopyable):
         if fields["respecified"]:
             self._learn()
         self._number += 1
-        return Version(
+        self._here = Version(
             step=fields["step"],
             generation=fields["generation"],
             base_step=fields["base_step"],
@@ -170,20 +189,32 @@ class Subscriber(Uncopyable):
             closed_unix_s=fields["closed_unix_s"],
             tensors=Tensors(self, self._number),
         )
+        return self._here
 
     def _learn(self) -> None:
         self.specs = self._core.tensors()
         self._places = {name: i for i, (name, _, _) in enumerate(self.specs)}
 
     def _read(self, name: str, number: int) -> Tensor:
-        if number != self._number:
-            raise Rejected(
-                f"tensor '{name}' of a version that is no longer here, for next() was called since: read it before, "
-                "or keep dict(version.tensors)",
-                "FAILED_PRECONDITION",
-            )
+        self._expect(number, f"tensor '{name}'", ", or keep dict(version.tensors)")
         place = self._places[name]
         _, dtype, shape = self.specs[place]
         tensor = torch.empty(shape, dtype=_DTYPES[dtype])
         self._core.read([(place, tensor.data_ptr(), tensor.nbytes)])
         return tensor
+
+    def _patch(self, name: str, whole: bool) -> WeightPatch:
+        place = self._places[name]
+        _, wire_dtype, shape = self.specs[place]
+        dtype = _DTYPES[wire_dtype]
+        count = self._core.count_changed(place)
+        indices, values = torch.empty(count, dtype=torch.int64), torch.empty(count, dtype=dtype)
+        self._core.read_changed(place, count, indices.data_ptr(), values.data_ptr(), values.nbytes)
+        return WeightPatch(name, shape, dtype, values, None if whole and count == math.prod(shape) else indices)
+
+    def _expect(self, number: int, what: str, instead: str = "") -> None:
+        if number != self._number:
+            raise Rejected(
+                f"{what} of a version that is no longer here, for next() was called since: read it before{instead}",
+                "FAILED_PRECONDITION",
+            )

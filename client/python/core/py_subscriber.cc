@@ -118,28 +118,42 @@ void PySubscriber::Read(const Places& places) const {
   }));
 }
 
+uint64_t PySubscriber::CountChanged(uint32_t tensor) const { return OrThrow(Get()->CountChanged(tensor)); }
+
+void PySubscriber::ReadChanged(uint32_t tensor, uint64_t count, uintptr_t places, uintptr_t values,
+                               uint64_t bytes) const {
+  OrThrow(Unlocked([&, subscriber = Get()] {
+    return subscriber->ReadChanged(tensor, {reinterpret_cast<int64_t*>(places), count},
+                                   {reinterpret_cast<std::byte*>(values), bytes});
+  }));
+}
+
 void BindSubscriber(nb::module_& module) {
   using nb::arg;
   nb::class_<PySubscriber>(module, "Subscriber")
       .def_static(
           "open",
-          [](const std::string& server, const std::string& run_id, uint64_t every, double connect_timeout_s,
-             double reconnect_timeout_s, const std::string& ca, const std::string& certificate, const std::string& key,
-             const std::string& token_file) {
+          [](const std::string& server, const std::string& run_id, uint64_t every, bool marks_changed,
+             double connect_timeout_s, double reconnect_timeout_s, const std::string& ca,
+             const std::string& certificate, const std::string& key, const std::string& token_file) {
             return PySubscriber::Open({.server = server,
                                        .tls = {.ca = ca, .certificate = certificate, .key = key},
                                        .token_file = token_file,
                                        .connect_timeout_s = connect_timeout_s,
                                        .reconnect_timeout_s = reconnect_timeout_s},
-                                      {.run_id = run_id, .every = every});
+                                      {.run_id = run_id, .every = every, .marks_changed = marks_changed});
           },
-          arg("server"), arg("run_id"), arg("every"), arg("connect_timeout_s"), arg("reconnect_timeout_s"),
-          arg("tls_ca") = "", arg("tls_certificate") = "", arg("tls_key") = "", arg("token_file") = "")
+          arg("server"), arg("run_id"), arg("every"), arg("marks_changed"), arg("connect_timeout_s"),
+          arg("reconnect_timeout_s"), arg("tls_ca") = "", arg("tls_certificate") = "", arg("tls_key") = "",
+          arg("token_file") = "")
       .def("next", &PySubscriber::Next, arg("timeout_s"))
       .def("await_next", &PySubscriber::Await, arg("timeout_s"))
       .def_prop_ro("readable", &PySubscriber::readable)
       .def("tensors", &PySubscriber::Tensors)
       .def("read", &PySubscriber::Read, arg("places"))
+      .def("count_changed", &PySubscriber::CountChanged, arg("tensor"))
+      .def("read_changed", &PySubscriber::ReadChanged, arg("tensor"), arg("count"), arg("places"), arg("values"),
+           arg("bytes"))
       .def("close", &PySubscriber::Close);
 }
 

@@ -25,6 +25,9 @@ class PySubscriber {
   bool readable() const { return Get()->readable(); }
   nanobind::list Tensors() const;
   void Read(const Places& places) const;
+  uint64_t CountChanged(uint32_t tensor) const;
+  // As Subscriber::ReadChanged, to these addresses.
+  void ReadChanged(uint32_t tensor, uint64_t count, uintptr_t places, uintptr_t values, uint64_t bytes) const;
   // Calls under way in other threads end at once.
   void Close();
 
