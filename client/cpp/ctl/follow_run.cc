@@ -22,7 +22,8 @@ constexpr int kColumns[] = {8, 9, 12, 12, 10};
 
 struct FollowFlags {
   std::string out;
-  uint64_t every = 1, versions = 0, retain = 2;
+  uint64_t every = 1, versions = 0;
+  FollowedFiles::Kept kept = {};
 };
 
 absl::StatusOr<FollowFlags> FlagsOf(const Invocation& invocation) {
@@ -30,13 +31,17 @@ absl::StatusOr<FollowFlags> FlagsOf(const Invocation& invocation) {
   if (flags.out.empty()) {
     return absl::InvalidArgumentError("follow wants --out DIR: the folder that gets a file for each version");
   }
-  for (const auto& [name, number] :
-       {std::pair("every", &flags.every), {"versions", &flags.versions}, {"retain", &flags.retain}}) {
+  for (const auto& [name, number] : {std::pair("every", &flags.every),
+                                     {"versions", &flags.versions},
+                                     {"retain", &flags.kept.retain},
+                                     {"changes", &flags.kept.changes}}) {
     const auto given = WholeNumber(absl::StrCat("--", name), invocation.Get(name, absl::StrCat(*number)));
     if (!given.ok()) return given.status();
     *number = *given;
   }
-  if (flags.retain == 0) return absl::InvalidArgumentError("--retain is 0; wanted how many files are kept, 1 or more");
+  if (flags.kept.retain == 0) {
+    return absl::InvalidArgumentError("--retain is 0; wanted how many whole files are kept, 1 or more");
+  }
   return flags;
 }
 
@@ -78,7 +83,7 @@ std::string JsonLine(const FollowedVersion& version, const std::string& file) {
   return google::protobuf::util::MessageToJsonString(answer, &json).ok() ? json : "{}";
 }
 
-int Follow(const Invocation& invocation, const FollowFlags& flags, const FollowedFiles& files, Subscriber& subscriber) {
+int Follow(const Invocation& invocation, const FollowFlags& flags, FollowedFiles& files, Subscriber& subscriber) {
   if (!invocation.json) invocation.out << Line({"STEP", "CHANGED", "RECEIVED", "OF", "BEHIND", "FILE"}) << std::endl;
   for (uint64_t written = 0; flags.versions == 0 || written < flags.versions;) {
     const auto version = subscriber.Next(kWaitS);
@@ -99,9 +104,10 @@ int FollowRun(const Invocation& invocation) {
   const std::string& run = invocation.arguments[0];
   ClientOptions options = OptionsOf(invocation);
   if (!invocation.Has("timeout")) options.reconnect_timeout_s = kReconnectS;
-  const auto subscriber = Subscriber::Open(std::move(options), {.run_id = run, .every = flags->every});
+  const auto subscriber = Subscriber::Open(
+      std::move(options), {.run_id = run, .every = flags->every, .marks_changed = flags->kept.changes > 0});
   if (!subscriber.ok()) return Fail(invocation, InCommandLine(subscriber.status()));
-  const auto files = FollowedFiles::Open(flags->out, run, flags->retain);
+  auto files = FollowedFiles::Open(flags->out, run, flags->kept);
   if (!files.ok()) return Fail(invocation, files.status());
   return Follow(invocation, *flags, *files, **subscriber);
 }
@@ -118,11 +124,17 @@ Command FollowCommand() {
           "generation\n"
           "in its metadata; it is there whole or not at all. A line tells of it: how many elements have changed since\n"
           "the one before, how many bytes have come for it, of how many if all had, and how long ago its step closed.\n"
+          "With --changes up to N versions after each whole one become DIR/step-<step>.changes.safetensors: "
+          "NAME.indices\n"
+          "and NAME.values of each tensor, flat, with base_step in the metadata: put over the version before they "
+          "make\n"
+          "this one. They are what vLLM's CheckpointWeightPatch wants.\n"
           "The run needs follow in its spec. One that reads more slowly than versions are made gets fewer.\n",
       .flags = {{"out", "DIR", "the folder; made if need be"},
                 {"every", "N", "no version nearer to the last one than so many steps; 1"},
                 {"versions", "N", "end after so many"},
-                {"retain", "N", "files of the run that are kept there, the newest; 2"}},
+                {"retain", "N", "whole files of the run that are kept there, the newest, with what follows them; 2"},
+                {"changes", "N", "files of changes between one whole file and the next; 0"}},
       .run = FollowRun};
 }
 

@@ -6,14 +6,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <map>
 #include <system_error>
 #include <utility>
 #include <vector>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
-#include "proto/checkpoint/safetensors_header.h"
 
 #include "client/cpp/ctl/safetensors_file.h"
 
@@ -36,38 +34,6 @@ absl::Status WriteAll(int fd, const fs::path& path, absl::Span<const std::byte> 
   return absl::OkStatus();
 }
 
-uint64_t TensorBytes(const v1::TensorSpec& tensor) {
-  uint64_t bytes = DtypeBytes(FileDtypeOf(tensor.dtype()));
-  for (const int64_t extent : tensor.shape()) bytes *= static_cast<uint64_t>(extent);
-  return bytes;
-}
-
-absl::StatusOr<std::string> HeaderOf(const v1::RunSpec& spec, const FollowedVersion& version) {
-  SafetensorsHeader header(
-      {{"run", spec.run_id()}, {"step", absl::StrCat(version.step)}, {"generation", absl::StrCat(version.generation)}});
-  for (const v1::TensorSpec& tensor : spec.tensors()) {
-    if (tensor.name() == kReservedTensorName) {
-      return absl::FailedPreconditionError(absl::StrCat("run '", spec.run_id(), "' has a tensor named '", tensor.name(),
-                                                        "', which no tensor of a safetensors file can be named"));
-    }
-    const std::vector<uint64_t> shape(tensor.shape().begin(), tensor.shape().end());
-    header.Add(tensor.name(), FileDtypeOf(tensor.dtype()), shape, TensorBytes(tensor));
-  }
-  return std::move(header).Finish();
-}
-
-absl::Status WriteWeights(int fd, const fs::path& path, const Subscriber& subscriber, const std::string& header) {
-  const auto begin = absl::MakeConstSpan(reinterpret_cast<const std::byte*>(header.data()), header.size());
-  if (auto s = WriteAll(fd, path, begin); !s.ok()) return s;
-  std::vector<std::byte> weights;
-  for (int i = 0; i < subscriber.spec().tensors_size(); ++i) {
-    weights.resize(TensorBytes(subscriber.spec().tensors(i)));
-    if (auto s = subscriber.Read(static_cast<uint32_t>(i), absl::MakeSpan(weights)); !s.ok()) return s;
-    if (auto s = WriteAll(fd, path, weights); !s.ok()) return s;
-  }
-  return fsync(fd) == 0 ? absl::OkStatus() : Unwritable(path, std::strerror(errno));
-}
-
 // So that a rename in it survives a crash of the machine.
 absl::Status SyncFolder(const fs::path& folder) {
   const int fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -78,50 +44,85 @@ absl::Status SyncFolder(const fs::path& folder) {
 
 }  // namespace
 
-absl::StatusOr<FollowedFiles> FollowedFiles::Open(const std::string& folder, const std::string& run, uint64_t retain) {
+absl::StatusOr<FollowedFiles> FollowedFiles::Open(const std::string& folder, const std::string& run, Kept kept) {
   std::error_code error;
   fs::create_directories(folder, error);
   if (error) return Unwritable(folder, error.message());
   if (access(folder.c_str(), W_OK | X_OK) != 0) return Unwritable(folder, std::strerror(errno));
-  return FollowedFiles(folder, run, retain);
+  FollowedFiles files(folder, kept);
+  if (auto s = files.Look(run); !s.ok()) return s;
+  return files;
 }
 
-absl::StatusOr<fs::path> FollowedFiles::Write(const Subscriber& subscriber, const FollowedVersion& version) const {
-  const auto header = HeaderOf(subscriber.spec(), version);
-  if (!header.ok()) return header.status();
-  const fs::path path = folder_ / absl::StrCat("step-", version.step, ".safetensors");
-  const fs::path part = folder_ / absl::StrCat(".step-", version.step, ".", getpid(), ".part");
+absl::Status FollowedFiles::Look(const std::string& run) {
+  std::vector<std::pair<fs::file_time_type, Known>> files;
+  std::error_code error;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder_, error)) {
+    const std::string name = entry.path().filename().string();
+    if (!name.starts_with("step-") || !name.ends_with(".safetensors")) continue;
+    const auto file = SafetensorsFile::Open(entry.path().string());
+    if (!file.ok()) continue;
+    const auto of = file->metadata().find("run");
+    if (of == file->metadata().end() || of->second != run) continue;
+    const bool whole = file->metadata().count("base_step") == 0;
+    if (const auto time = entry.last_write_time(error); !error) files.push_back({time, {entry.path(), whole}});
+  }
+  if (error) return Unwritable(folder_, error.message());
+  std::stable_sort(files.begin(), files.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  for (auto& [time, known] : files) known_.push_back(std::move(known));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::pair<VersionFile, bool>> FollowedFiles::FileOf(const Subscriber& subscriber,
+                                                                   const FollowedVersion& version) const {
+  auto whole = VersionFile::Whole(subscriber, version);
+  if (!whole.ok()) return whole.status();
+  if (!last_ || !version.base_step || version.respecified || since_whole_ >= kept_.changes) {
+    return std::pair(*std::move(whole), true);
+  }
+  auto changes = VersionFile::Changes(subscriber, version, *last_);
+  if (!changes.ok()) return changes.status();
+  if (changes->bytes() >= whole->bytes()) return std::pair(*std::move(whole), true);
+  return std::pair(*std::move(changes), false);
+}
+
+absl::StatusOr<fs::path> FollowedFiles::Write(const Subscriber& subscriber, const FollowedVersion& version) {
+  const auto file = FileOf(subscriber, version);
+  if (!file.ok()) return file.status();
+  const auto& [content, whole] = *file;
+  const fs::path path = folder_ / absl::StrCat("step-", version.step, whole ? "" : ".changes", ".safetensors");
+  if (auto s = Put(content, path); !s.ok()) return s;
+  std::erase_if(known_, [&](const Known& known) { return known.path == path; });
+  known_.push_back({path, whole});
+  last_ = version;
+  since_whole_ = whole ? 0 : since_whole_ + 1;
+  if (auto s = RemoveOld(); !s.ok()) return s;
+  return path;
+}
+
+absl::Status FollowedFiles::Put(const VersionFile& file, const fs::path& path) const {
+  const fs::path part = folder_ / absl::StrCat(".", path.stem().string(), ".", getpid(), ".part");
   const int fd = open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (fd < 0) return Unwritable(part, std::strerror(errno));
   absl::Cleanup removed = [&] { unlink(part.c_str()); };
-  const absl::Status written = WriteWeights(fd, part, subscriber, *header);
+  absl::Status written = file.Write([&](absl::Span<const std::byte> bytes) { return WriteAll(fd, part, bytes); });
+  if (written.ok() && fsync(fd) != 0) written = Unwritable(part, std::strerror(errno));
   if (close(fd) != 0 && written.ok()) return Unwritable(part, std::strerror(errno));
   if (!written.ok()) return written;
   if (rename(part.c_str(), path.c_str()) != 0) return Unwritable(path, std::strerror(errno));
   std::move(removed).Cancel();
-  if (auto s = SyncFolder(folder_); !s.ok()) return s;
-  if (auto s = RemoveBefore(path); !s.ok()) return s;
-  return path;
+  return SyncFolder(folder_);
 }
 
-// After a rewind the newest is not the one of the highest step, and files' times may be the same. Files of other runs stay.
-absl::Status FollowedFiles::RemoveBefore(const fs::path& newest) const {
-  std::vector<std::pair<fs::file_time_type, fs::path>> files;
+// After a rewind the newest is not the one of the highest step.
+absl::Status FollowedFiles::RemoveOld() {
+  auto oldest_kept = known_.end();
+  for (uint64_t whole = 0; oldest_kept != known_.begin() && whole < kept_.retain;) whole += (--oldest_kept)->whole;
   std::error_code error;
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder_, error)) {
-    const std::string name = entry.path().filename().string();
-    if (!name.starts_with("step-") || !name.ends_with(".safetensors") || entry.path() == newest) continue;
-    const auto file = SafetensorsFile::Open(entry.path().string());
-    if (!file.ok()) continue;
-    const auto run = file->metadata().find("run");
-    if (run == file->metadata().end() || run->second != run_) continue;
-    if (const auto time = entry.last_write_time(error); !error) files.emplace_back(time, entry.path());
+  for (auto old = known_.begin(); old != oldest_kept; ++old) {
+    if (!fs::remove(old->path, error) && error) return Unwritable(old->path, error.message());
   }
-  if (error) return Unwritable(folder_, error.message());
-  std::sort(files.rbegin(), files.rend());
-  for (size_t i = retain_ - 1; i < files.size(); ++i) {
-    if (!fs::remove(files[i].second, error) && error) return Unwritable(files[i].second, error.message());
-  }
+  known_.erase(known_.begin(), oldest_kept);
   return absl::OkStatus();
 }
 

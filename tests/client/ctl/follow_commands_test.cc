@@ -46,6 +46,14 @@ class FollowCommandsTest : public ::testing::Test {
     std::sort(names.begin(), names.end());
     return names;
   }
+  std::string DataOf(const std::string& name, const std::string& tensor) const {
+    const auto file = SafetensorsFile::Open(Path(name));
+    EXPECT_TRUE(file.ok()) << file.status();
+    const FileTensor& found = file->tensors().at(tensor);
+    std::string data(found.end - found.begin, '\0');
+    EXPECT_TRUE(file->Read(found.begin, absl::MakeSpan(reinterpret_cast<std::byte*>(data.data()), data.size())).ok());
+    return data;
+  }
   std::string Path(const std::string& name) const { return (folder_ / name).string(); }
   // A file of one tensor.
   std::string Write(const std::string& name, const std::string& dtype, const std::string& bytes,
@@ -105,6 +113,42 @@ TEST_F(FollowCommandsTest, ARewoundRunsOldFileGoesAndOthersFilesStay) {
   EXPECT_THAT(Files(), ElementsAre("step-1.safetensors", "step-3.safetensors"));
   EXPECT_THAT(heard.out, AllOf(HasSubstr("\"step\":3"), HasSubstr("\"generation\":2"), Not(HasSubstr("STEP"))));
   EXPECT_EQ(std::count(heard.out.begin(), heard.out.end(), '\n'), 2);
+}
+
+TEST_F(FollowCommandsTest, FilesOfChangesMakeEachVersionOfTheOneBefore) {
+  FollowedRun run(kFollowedSpec, 10);
+  daemon_.Say(run.Whole());
+  for (int i = 0; i < 6; ++i) {
+    const FollowedRun before = std::exchange(run, run.Next());
+    daemon_.Say(run.ChangesOf(before));
+  }
+  const Heard heard =
+      Say({"follow", "r", "--out", folder_.string(), "--versions=7", "--changes=2", "--retain=2", "--every=1"});
+  EXPECT_EQ(heard.code, kOk) << heard.err;
+  EXPECT_THAT(Files(), ElementsAre("step-13.safetensors", "step-14.changes.safetensors", "step-15.changes.safetensors",
+                                   "step-16.safetensors"));
+  std::string d = DataOf("step-13.safetensors", "d");
+  for (const char* name : {"step-14.changes.safetensors", "step-15.changes.safetensors"}) {
+    const std::string indices = DataOf(name, "d.indices"), values = DataOf(name, "d.values");
+    ASSERT_EQ(indices.size(), 8u) << "one element has changed";
+    int64_t at = 0;
+    std::memcpy(&at, indices.data(), 8);
+    d.replace(static_cast<size_t>(at) * 2, 2, values);
+  }
+  const auto last = SafetensorsFile::Open(Path("step-15.changes.safetensors"));
+  EXPECT_EQ(last->metadata().at("base_step"), "14");
+  EXPECT_EQ(last->metadata().at("base_generation"), "1");
+  EXPECT_EQ(last->tensors().at("d.values").dtype, "BF16");
+  d[16 % d.size()] ^= 1;  // as FollowedRun::Next
+  EXPECT_EQ(d, DataOf("step-16.safetensors", "d"));
+}
+
+TEST_F(FollowCommandsTest, AVersionThatComesWholeIsWrittenWhole) {
+  daemon_.Say(first_.Whole());
+  daemon_.Say(second_.Whole());
+  const Heard heard = Say({"follow", "r", "--out", folder_.string(), "--versions=2", "--changes=5"});
+  EXPECT_EQ(heard.code, kOk) << heard.err;
+  EXPECT_THAT(Files(), ElementsAre("step-7.safetensors", "step-8.safetensors"));
 }
 
 TEST_F(FollowCommandsTest, WrongWordsAndFoldersAreNamed) {
