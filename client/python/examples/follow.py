@@ -5,7 +5,7 @@
     python client/python/examples/follow.py --steps 300 --every 20 --server node7:7700
 
 The trainer's optimizer lets readers follow its run: follow=. The evaluator's model gets the weights by ballast.follow, and
-the trainer does not wait for it.
+the trainer does not wait for it. Another reader of such a run: generate.py, which writes text.
 """
 
 import argparse
