@@ -9,17 +9,21 @@ sixteen, each of which gets a version of every step. The readers are a process o
 be other machines.
 
 Changes: the transformer of the quick start on the King James Bible, first at its own learning rate, then tuned on at smaller
-ones; what a reader of every step was sent, and how long it took to put it in place. --record writes a page among the results.
+ones, and all-MiniLM-L6-v2, fine-tuned at those (`deploy/setup.sh minilm`; left out where it is not there); what a reader of
+every step was sent, and how long it took to put it in place. --record writes a page among the results.
 """
 
 import datetime
 import os
+import site
 import statistics
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import ballast
@@ -31,9 +35,10 @@ from turns import Load, quartiles
 
 READERS = {"nobody": 0, "one": 1, "sixteen": 16}
 AGAINST = {"nobody": None, "one": "nobody", "sixteen": "nobody"}
-RATES = (1e-3, 1e-5, 1e-6)
 TENSORS, ELEMENTS, WORK, STEPS = 20, 1_000_000, 700, 4
 BOUND, GOAL = 1.05, 50
+PATIENT = {"connect_timeout": 300.0, "reconnect_timeout": 300.0}  # little priority on a busy machine
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def read_along(server: str, run: str, count: int) -> None:
@@ -45,14 +50,21 @@ def read_along(server: str, run: str, count: int) -> None:
     ready = threading.Barrier(count + 1)
 
     def read() -> None:
-        with ballast.Subscriber(server, run) as reader:
+        with ballast.Subscriber(server, run, **PATIENT) as reader:
             next(reader)
             ready.wait()
             for _ in reader:
                 pass
 
+    def read_or_end() -> None:
+        try:
+            read()
+        except ballast.BallastError as error:
+            print(f"follow.py: a reader has ended: {error}", file=sys.stderr)
+            os._exit(1)  # so that nobody waits for it
+
     for _ in range(count):
-        threading.Thread(target=read, daemon=True).start()
+        threading.Thread(target=read_or_end, daemon=True).start()
     ready.wait()
     print("ready", flush=True)
     sys.stdin.read()
@@ -120,25 +132,65 @@ def measure_steps(rounds: int) -> tuple[dict[str, list[float]], Load]:
     return seconds, load
 
 
-def measure_changes(steps: int) -> list[dict]:
-    """By learning rate, medians over the versions of the last half of its steps."""
+@dataclass
+class Training:
+    name: str
+    model: torch.nn.Module
+    loss: Callable[[], torch.Tensor]  # of the next batch
+    learning: dict
+    rates: tuple[float, ...]
+
+
+def king_james_training() -> Training:
     king_james = trainer.king_james
     text, chance = king_james.load_text(), torch.Generator().manual_seed(1)
     torch.manual_seed(1)
-    model, told = king_james.ByteModel().bfloat16(), []
+    model = king_james.ByteModel().bfloat16()
+
+    def loss() -> torch.Tensor:
+        return model.loss(king_james.draw_batch(text, king_james.BATCH, chance))
+
+    return Training("The King James transformer", model, loss, king_james.LEARNING, (1e-3, 1e-5, 1e-6))
+
+
+def minilm_training() -> Training | None:
+    """None: its weights are not installed."""
+    packages = next(ROOT.glob("build/minilm-venv/lib/python*/site-packages"), None)
+    if packages is None:
+        return None
+    site.addsitedir(str(packages))
+    sys.path.insert(0, str(ROOT / "tests" / "studies" / "minilm_study"))
+    import encoder
+    import verses
+    from arms import LEARNING
+
+    model = encoder.load(verses.file_of_wheel("model.safetensors")).bfloat16()
+    pieces = verses.WordPieces(verses.file_of_wheel("vocab.txt"))
+    book = verses.Verses(bytes(trainer.king_james.load_text().to(torch.uint8)).decode("latin-1"), pieces)
+    chance = torch.Generator().manual_seed(1)
+
+    def loss() -> torch.Tensor:
+        return verses.loss_of(model, book.draw(8, chance))
+
+    return Training("all-MiniLM-L6-v2, fine-tuned on verses", model, loss, LEARNING, (1e-5, 1e-6))
+
+
+def measure_changes(training: Training, steps: int) -> list[dict]:
+    """By learning rate, medians over the versions of the last half of its steps."""
+    told = []
     with trainer.own_daemon() as daemon:
         options = {"server": daemon.server, "run": "text", "follow": True}
-        with ballast.AdamW(model.named_parameters(), **(king_james.LEARNING | options)) as optimizer:
+        with ballast.AdamW(training.model.named_parameters(), **(training.learning | options)) as optimizer:
 
             def step() -> None:
-                model.loss(king_james.draw_batch(text, king_james.BATCH, chance)).backward()
+                training.loss().backward()
                 optimizer.step()
                 optimizer.wait()
 
             step()  # makes the run
             with ballast.Subscriber(daemon.server, "text") as reader:
                 next(reader)
-                for rate in RATES:
+                for rate in training.rates:
                     optimizer.param_groups[0]["lr"] = rate
                     seen = []
                     for _ in range(steps):
@@ -163,7 +215,24 @@ def figures(rate: float, seen: list) -> dict:
     }
 
 
-def report(seconds: dict, load: Load, changes: list[dict], rounds: int) -> str:
+def table_of(name: str, changes: list[dict]) -> list[str]:
+    lines = [
+        "",
+        f"{name}, {changes[0]['whole'] // 2:,} parameters in bf16: what a step changes of the weights that are served, and "
+        f"what it takes to send that without loss. Goal at the smallest rate: 1/{GOAL}.",
+        "",
+        "| learning rate | weights changed | bytes sent | of the whole's | put in place, ms |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for row in changes:
+        lines.append(
+            f"| {row['rate']:g} | {100 * row['changed']:.2f} % | {row['sent']:,.0f} | 1/{row['fewer']:.1f} "
+            f"| {row['place_ms']:.2f} |"
+        )
+    return lines
+
+
+def report(seconds: dict, load: Load, changes: dict[str, list[dict]], rounds: int) -> str:
     lines = [
         "# Readers that follow a run, measured",
         "",
@@ -179,19 +248,8 @@ def report(seconds: dict, load: Load, changes: list[dict], rounds: int) -> str:
         low, middle, high = (1000 * value for value in quartiles(seconds[name]))
         ratio = f"{statistics.median(ratios(seconds, name, AGAINST[name])):.3f}" if AGAINST[name] else "-"
         lines.append(f"| {count} | {middle:.4g} ({low:.4g} to {high:.4g}) | {ratio} |")
-    lines += [
-        "",
-        f"The King James transformer, {changes[0]['whole'] // 2:,} parameters in bf16: what a step changes of the "
-        f"weights that are served, and what it takes to send that without loss. Goal at the smallest rate: 1/{GOAL}.",
-        "",
-        "| learning rate | weights changed | bytes sent | of the whole's | put in place, ms |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    for row in changes:
-        lines.append(
-            f"| {row['rate']:g} | {100 * row['changed']:.2f} % | {row['sent']:,.0f} | 1/{row['fewer']:.1f} "
-            f"| {row['place_ms']:.2f} |"
-        )
+    for name, told in changes.items():
+        lines += table_of(name, told)
     return "\n".join(lines) + "\n"
 
 
@@ -200,7 +258,8 @@ def main() -> int:
         read_along(sys.argv[2], sys.argv[3], int(sys.argv[4]))
     options = trainer.recording_parser(__doc__, "few rounds and steps", 15).parse_args()
     torch.set_num_threads(1)
-    changes = measure_changes(2 if options.quick else 16)
+    trainings = [training for training in (king_james_training(), minilm_training()) if training is not None]
+    changes = {training.name: measure_changes(training, 2 if options.quick else 16) for training in trainings}
     if options.quick:
         options.rounds = 2
     seconds, load = measure_steps(options.rounds)
