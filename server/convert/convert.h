@@ -67,6 +67,12 @@ v1::RunStatus FromRun(const Run& run, uint64_t memory_free_bytes);
 v1::GetHistoryResponse FromHistory(const Run& run, uint64_t after, size_t most);
 RewindOrder ToRewindOrder(const v1::RewindRequest& request);
 absl::StatusOr<FollowOrder> ToFollowOrder(const v1::SubscribeRequest& request, const RunSpec& spec);
+// Of a request with `version`.
+absl::StatusOr<FollowOrder> ToFollowOrder(const v1::PullRequest& request, const RunSpec& spec);
+absl::StatusOr<Followers::TagOrder> ToTagOrder(const v1::TagVersionRequest& request);
+v1::VersionId FromVersionId(const VersionId& id);
+v1::TaggedVersion FromTag(const VersionTag& tag);
+v1::ListVersionsResponse FromVersions(const Followers::VersionList& list);
 v1::FollowStatus FromFollow(const FollowFigures& figures);
 v1::DurabilityStatus FromDurability(const Durability& durability);
 v1::CheckpointResponse FromCheckpointed(const RunRegistry::Checkpointed& checkpointed);

@@ -2,12 +2,31 @@
 #include "absl/strings/str_cat.h"
 
 #include "server/base/status_macros.h"
+#include "server/base/utf8.h"
 #include "server/convert/convert.h"
 
 namespace ballast {
 namespace {
 
-constexpr uint32_t kMostFollowers = 1024;
+constexpr uint32_t kMostFollowers = 1024, kMostTags = 256;
+
+VersionId ToVersionId(const v1::VersionId& id) {
+  return {.epoch = id.epoch(), .generation = id.generation(), .step = id.step()};
+}
+
+absl::Status CheckTagName(const std::string& name) {
+  if (IsTagName(name)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("the name '", ValidUtf8(name, 80),
+                   "': wanted 1 to 64 of a-z, 0-9, '-' and '.', the first and the last a letter or a digit"));
+}
+
+absl::StatusOr<VersionChoice> ToVersionChoice(const v1::VersionChoice& choice) {
+  if (choice.has_id()) return VersionChoice{.id = ToVersionId(choice.id())};
+  if (!choice.has_tag()) return absl::InvalidArgumentError("version is there, and has neither a tag nor an id");
+  RETURN_IF_ERROR(CheckTagName(choice.tag()));
+  return VersionChoice{.tag = choice.tag()};
+}
 
 }  // namespace
 
@@ -23,7 +42,11 @@ absl::Status TakeFollow(const v1::RunSpec& spec, RunSpec* made) {
     return absl::InvalidArgumentError(
         absl::StrCat("follow.readers is ", spec.follow().readers(), "; wanted: at most ", kMostFollowers));
   }
-  FollowSettings settings;
+  if (spec.follow().tags() > kMostTags) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("follow.tags is ", spec.follow().tags(), "; wanted: at most ", kMostTags));
+  }
+  FollowSettings settings{.tags = spec.follow().tags()};
   if (spec.follow().every() != 0) settings.every = spec.follow().every();
   if (spec.follow().readers() != 0) settings.readers = spec.follow().readers();
   made->follow = settings;
@@ -32,9 +55,13 @@ absl::Status TakeFollow(const v1::RunSpec& spec, RunSpec* made) {
 
 absl::StatusOr<FollowOrder> ToFollowOrder(const v1::SubscribeRequest& request, const RunSpec& spec) {
   FollowOrder order{.every = request.every()};
-  if (request.has_have()) {
-    order.have = {
-        .epoch = request.have().epoch(), .generation = request.have().generation(), .step = request.have().step()};
+  if (request.has_have()) order.have = ToVersionId(request.have());
+  if (request.has_version()) {
+    if (request.has_have() || request.every() != 0) {
+      return absl::InvalidArgumentError(
+          "version is one version alone, which comes whole: leave out `have` and `every`, or version");
+    }
+    ASSIGN_OR_RETURN(order.version, ToVersionChoice(request.version()));
   }
   order.digests.assign(request.digests().begin(), request.digests().end());
   if (order.digests.empty() || order.digests.size() == spec.tensors.size()) return order;
@@ -42,10 +69,85 @@ absl::StatusOr<FollowOrder> ToFollowOrder(const v1::SubscribeRequest& request, c
                                                  spec.tensors.size(), " tensors; wanted: one for each, or none"));
 }
 
+absl::StatusOr<FollowOrder> ToFollowOrder(const v1::PullRequest& request, const RunSpec& spec) {
+  if (request.step() != 0 || request.slots_size() > 0 || request.parts_size() > 0) {
+    return absl::InvalidArgumentError(
+        "version is whole tensors as they were served after a step: leave out `step`, `slots` and `parts`, or version");
+  }
+  FollowOrder order;
+  ASSIGN_OR_RETURN(order.version, ToVersionChoice(request.version()));
+  const size_t count = spec.tensors.size();
+  const auto asked = static_cast<size_t>(request.tensors().empty() ? count : request.tensors_size());
+  const auto digests = static_cast<size_t>(request.digests_size());
+  if (digests != 0 && digests != asked) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(digests, " digests for ", asked, " tensors; wanted: one for each, or none"));
+  }
+  if (request.tensors().empty()) {
+    order.digests.assign(request.digests().begin(), request.digests().end());
+    return order;
+  }
+  order.tensors.resize(count);
+  if (digests != 0) order.digests.resize(count);
+  for (int k = 0; k < request.tensors_size(); ++k) {
+    const uint32_t tensor = request.tensors(k);
+    if (tensor >= count) {
+      return absl::InvalidArgumentError(absl::StrCat("tensor ", tensor, ": run '", spec.run_id, "' has ", count,
+                                                     " tensors, numbered from 0 in the order of its spec"));
+    }
+    order.tensors[tensor] = true;
+    if (digests != 0) order.digests[tensor] = request.digests(k);
+  }
+  return order;
+}
+
+absl::StatusOr<Followers::TagOrder> ToTagOrder(const v1::TagVersionRequest& request) {
+  RETURN_IF_ERROR(CheckTagName(request.name()));
+  Followers::TagOrder order{.order = {.name = request.name(), .replace = request.replace()}};
+  if (request.has_version()) {
+    ASSIGN_OR_RETURN(order.version, ToVersionChoice(request.version()));
+  }
+  return order;
+}
+
+v1::VersionId FromVersionId(const VersionId& id) {
+  v1::VersionId out;
+  out.set_step(id.step);
+  out.set_generation(id.generation);
+  out.set_epoch(id.epoch);
+  return out;
+}
+
+v1::TaggedVersion FromTag(const VersionTag& tag) {
+  v1::TaggedVersion out;
+  out.set_name(tag.name);
+  *out.mutable_id() = FromVersionId(tag.id);
+  out.set_bytes(tag.bytes);
+  out.set_closed_unix_s(tag.closed_unix_s);
+  out.set_tagged_unix_s(tag.tagged_unix_s);
+  out.set_file(tag.file);
+  out.set_unreadable(tag.unreadable);
+  return out;
+}
+
+v1::ListVersionsResponse FromVersions(const Followers::VersionList& list) {
+  v1::ListVersionsResponse out;
+  if (list.newest != nullptr) {
+    *out.mutable_newest() = FromVersionId(list.newest->id);
+    out.set_newest_bytes(list.newest->bytes);
+    out.set_newest_closed_unix_s(list.newest->closed_unix_s);
+  }
+  for (const VersionTag& tag : list.tags) *out.add_tags() = FromTag(tag);
+  out.set_most_tags(list.most_tags);
+  return out;
+}
+
 v1::FollowStatus FromFollow(const FollowFigures& figures) {
   v1::FollowStatus out;
   out.set_readers(figures.readers.count);
   out.set_behind_seconds(figures.readers.behind_seconds);
+  out.set_tags(static_cast<uint32_t>(figures.readers.tags));
+  out.set_tag_bytes(figures.readers.tag_bytes);
   if (!figures.newest) return out;
   out.mutable_newest()->set_step(figures.newest->step);
   out.mutable_newest()->set_generation(figures.newest->generation);

@@ -14,7 +14,9 @@ FollowJob::FollowJob(const RunSpec* spec, const Plan* plan, ChunkSet::Starts chu
       every_(std::max<uint64_t>(order.every, 1)),
       have_(order.have),
       digests_(std::move(order.digests)),
-      sink_(std::move(sink)) {}
+      sink_(std::move(sink)),
+      alone_(order.version.has_value()),
+      tensors_(std::move(order.tensors)) {}
 
 bool FollowJob::WantsAfter(VersionId id) const {
   if (have_ == id) return false;
@@ -23,7 +25,7 @@ bool FollowJob::WantsAfter(VersionId id) const {
 }
 
 void FollowJob::Offer(const VersionHistory& history) {
-  if (stopped_ || history.newest == nullptr) return;
+  if (!follows() || history.newest == nullptr) return;
   if (!WantsAfter(history.newest->id)) return wanted_since_s_.reset();
   if (!wanted_since_s_) wanted_since_s_ = MonotonicSeconds();
   if (in_flight_) return;
@@ -49,29 +51,38 @@ std::vector<FollowJob::Parcel> FollowJob::Path(const VersionHistory& history) co
   return {from, changes.end()};
 }
 
-bool FollowJob::LeavesOut(const WeightVersion& version, uint32_t tensor) const {
-  return !digests_.empty() && digests_[tensor] == version.digests[tensor];
+bool FollowJob::LeavesOut(const std::vector<uint64_t>& digests, uint32_t tensor) const {
+  if (!tensors_.empty() && !tensors_[tensor]) return true;
+  return !digests_.empty() && digests_[tensor] == digests[tensor];
 }
 
-uint64_t FollowJob::BytesOf(const WeightVersion& whole) const {
-  if (digests_.empty()) return whole.bytes;
+uint64_t FollowJob::BytesOf(const std::vector<uint64_t>& digests) const {
   uint64_t bytes = 0;
-  for (uint32_t i = 0; i < whole.digests.size(); ++i) {
-    if (LeavesOut(whole, i)) continue;
-    for (uint64_t c = (*chunk_starts_)[i]; c < (*chunk_starts_)[i + 1]; ++c) bytes += whole.pieces[c]->bytes();
+  for (uint32_t i = 0; i < digests.size(); ++i) {
+    if (LeavesOut(digests, i)) continue;
+    const TensorSpec& t = spec_->tensors[i];
+    bytes += ServingBytes(t) + ScalesOfChunks(*spec_, t).all * sizeof(float);
   }
   return bytes;
 }
 
+void FollowJob::SendAlone(Parcel parcel) {
+  if (stopped_) return;
+  parcels_ = {std::move(parcel)};
+  began_s_ = progress_s_ = MonotonicSeconds();
+  SendMore();
+}
+
 void FollowJob::Open(const VersionOpening& opening) {
   sink_->Write(opening);
-  opened_ = true;
+  gathered_ = opened_ = true;
   next_ = 0;
   tensor_ = 0;
 }
 
 void FollowJob::Close(VersionId id, uint64_t number, uint64_t changed) {
   sink_->Write(VersionClosing{.id = id, .changed = changed, .elements = plan_->parameters});
+  gathered_ = true;
   have_ = id;
   have_number_ = number;
   digests_ = {};
@@ -90,6 +101,7 @@ void FollowJob::SetWhole(const VersionPiece& piece, VersionChunk* chunk) const {
 bool FollowJob::Write(const VersionChunk& chunk, uint64_t* sent) {
   if (!sink_->HasRoom(chunk.bytes())) return false;
   sink_->Write(chunk);
+  gathered_ = true;
   bytes_ += chunk.bytes();
   *sent += chunk.bytes();
   return true;
@@ -120,27 +132,64 @@ bool FollowJob::WriteSome(const std::shared_ptr<const VersionChange>& change) {
   return false;
 }
 
-bool FollowJob::WriteSome(const std::shared_ptr<const WeightVersion>& version) {
+bool FollowJob::WriteWhole(const Whole& whole, absl::FunctionRef<const VersionPiece*()> piece) {
   if (!opened_ && !sink_->HasRoom(0)) return true;
   if (!opened_) {
-    const uint64_t skipped =
-        have_number_ && *have_number_ + 1 < version->number ? version->number - *have_number_ - 1 : 0;
-    Open({.id = version->id, .bytes = BytesOf(*version), .skipped = skipped, .closed_unix_s = version->closed_unix_s});
+    const uint64_t skipped = have_number_ && *have_number_ + 1 < whole.number ? whole.number - *have_number_ - 1 : 0;
+    Open({.id = whole.id,
+          .bytes = BytesOf(*whole.digests),
+          .skipped = skipped,
+          .closed_unix_s = whole.closed_unix_s});
   }
-  for (; next_ < version->pieces.size(); ++next_) {
-    const std::vector<uint64_t>& starts = *chunk_starts_;
+  const std::vector<uint64_t>& starts = *chunk_starts_;
+  for (; next_ < starts.back(); ++next_) {
     while (next_ >= starts[tensor_ + 1]) ++tensor_;
-    if (LeavesOut(*version, tensor_)) continue;
+    if (LeavesOut(*whole.digests, tensor_)) continue;
     const bool last = next_ + 1 == starts[tensor_ + 1];
     VersionChunk chunk{.tensor = tensor_,
                        .chunk = next_ - starts[tensor_],
                        .last = last,
-                       .digest = last ? version->digests[tensor_] : 0};
-    SetWhole(*version->pieces[next_], &chunk);
+                       .digest = last ? (*whole.digests)[tensor_] : 0};
+    const VersionPiece* const here = piece();
+    if (here == nullptr) return true;
+    SetWhole(*here, &chunk);
     if (!Write(chunk, &sent_.whole)) return true;
+    fetched_ = nullptr;
   }
-  Close(version->id, version->number, plan_->parameters);
+  Close(whole.id, whole.number, plan_->parameters);
   return false;
+}
+
+bool FollowJob::WriteSome(const std::shared_ptr<const WeightVersion>& version) {
+  return WriteWhole({.id = version->id,
+                     .number = version->number,
+                     .closed_unix_s = version->closed_unix_s,
+                     .digests = &version->digests},
+                    [&] { return version->pieces[next_].get(); });
+}
+
+bool FollowJob::WriteSome(const std::shared_ptr<StoredVersion>& version) {
+  const VersionFileInfo& info = version->info();
+  const Whole whole{.id = info.id, .closed_unix_s = info.closed_unix_s, .digests = &info.digests};
+  return WriteWhole(whole, [&]() -> const VersionPiece* {
+    if (fetched_ == nullptr) Fetch(*version);
+    return fetched_.get();
+  });
+}
+
+void FollowJob::Fetch(StoredVersion& version) {
+  if (std::exchange(fetching_, true)) return;
+  version.Read(tensor_, next_ - (*chunk_starts_)[tensor_],
+               [self = std::weak_ptr(self_)](absl::StatusOr<VersionPiecePtr> piece) {
+                 const auto there = self.lock();
+                 if (there == nullptr) return;
+                 FollowJob& job = **there;
+                 job.fetching_ = false;
+                 if (job.stopped_) return;
+                 if (!piece.ok()) return job.Stop(piece.status());
+                 job.fetched_ = *std::move(piece);
+                 if (!job.in_flight_) job.SendMore();
+               });
 }
 
 void FollowJob::SendMore() {
@@ -150,6 +199,7 @@ void FollowJob::SendMore() {
   }
   if (!sending()) parcels_.clear();  // lets go of the versions
   if (!sending()) place_ = 0;
+  if (!std::exchange(gathered_, false)) return;  // the disk has what comes next
   in_flight_ = sink_->Send();
   if (!in_flight_) stopped_ = true;
 }
@@ -157,7 +207,8 @@ void FollowJob::SendMore() {
 void FollowJob::OnSent() {
   in_flight_ = false;
   progress_s_ = MonotonicSeconds();
-  if (!stopped_ && sending()) SendMore();
+  if (!stopped_ && sending()) return SendMore();
+  if (alone_) Stop(absl::OkStatus());
 }
 
 void FollowJob::Stop(absl::Status status) {
@@ -168,9 +219,13 @@ void FollowJob::Stop(absl::Status status) {
 }
 
 bool FollowJob::Keeps(const WeightVersion* newest) const {
-  if (!sending()) return false;
-  const auto* whole = std::get_if<std::shared_ptr<const WeightVersion>>(&parcels_[place_]);
-  return whole == nullptr || whole->get() != newest;
+  if (!sending() || std::holds_alternative<std::shared_ptr<StoredVersion>>(parcels_[place_])) return false;
+  return whole() == nullptr || whole() != newest;
+}
+
+const WeightVersion* FollowJob::whole() const {
+  const auto* whole = sending() ? std::get_if<std::shared_ptr<const WeightVersion>>(&parcels_[place_]) : nullptr;
+  return whole == nullptr ? nullptr : whole->get();
 }
 
 bool FollowJob::IsSlow(double now_s, double patience_s) const {

@@ -29,8 +29,17 @@ Followers::Followers(Environment environment)
     : environment_(std::move(environment)),
       needed_bytes_(VersionBytes(*environment_.spec, *environment_.plan) +
                     VersionChangeBytes(*environment_.spec, *environment_.plan)),
-      memory_(std::make_shared<FollowMemory>(FollowMemoryBytes(*environment_.spec, *environment_.plan))),
+      memory_(std::make_shared<FollowMemory>(FollowMemoryBytes(*environment_.spec, *environment_.plan) +
+                                             TagMemoryBytes(*environment_.spec, *environment_.plan))),
       epoch_(Draw()),
+      tags_(std::make_shared<TagKeeper>(TagKeeper::Environment{
+          .spec = environment_.spec,
+          .chunk_starts = environment_.chunk_starts,
+          .version_bytes = VersionBytes(*environment_.spec, *environment_.plan),
+          .memory = memory_,
+          .strand = environment_.strand,
+          .storage = environment_.tags,
+          .changed = [this] { Show(); }})),
       maker_(std::make_shared<VersionMaker>(VersionMaker::Environment{
           .spec = environment_.spec,
           .store = environment_.store,
@@ -43,7 +52,13 @@ Followers::Followers(Environment environment)
 
 size_t Followers::reading() const {
   return static_cast<size_t>(
-      std::count_if(readers_.begin(), readers_.end(), [](const Reader& r) { return !r.job->stopped(); }));
+      std::count_if(readers_.begin(), readers_.end(), [](const Reader& r) { return r.job->follows(); }));
+}
+
+Followers::Reader* Followers::FindReader(const VersionSink* sink) {
+  const auto found =
+      std::find_if(readers_.begin(), readers_.end(), [&](const Reader& r) { return r.job->sink() == sink; });
+  return found == readers_.end() ? nullptr : &*found;
 }
 
 // One that was ended and has not taken that yet counts, too: it has a message.
@@ -53,6 +68,10 @@ void Followers::Begin(FollowOrder order, std::shared_ptr<VersionSink> sink) {
     return sink->Finish(
         absl::ResourceExhaustedError(absl::StrCat(most, " readers follow run '", environment_.spec->run_id,
                                                   "', as many as its spec allows (follow.readers); ask again later")));
+  }
+  if (order.version) {
+    const VersionChoice choice = *order.version;
+    return BeginAlone(choice, std::move(order), std::move(sink));
   }
   if (reading() == 0) awaits_newest_ = true;
   unread_since_s_.reset();
@@ -87,23 +106,23 @@ void Followers::OnGone(const VersionSink* sink) {
   if (found == readers_.end()) return;
   found->job->Stop(absl::CancelledError("the reader is gone"));
   readers_.erase(found);
-  if (reading() == 0) {
-    maker_->Abandon();
-    unread_since_s_ = MonotonicSeconds();
-  }
+  if (reading() == 0 && !unread_since_s_) unread_since_s_ = MonotonicSeconds();
+  if (!awaited()) maker_->Abandon();
   Show();
 }
 
 bool Followers::Wants(uint64_t generation, uint64_t step) {
-  if (maker_->making() || reading() == 0) return false;
+  if (maker_->making() || !awaited()) return false;
   if (history_.newest == nullptr) return HasMemory();
   const VersionId newest = history_.newest->id;
   if (generation == newest.generation && step == newest.step) {
     if (std::exchange(awaits_newest_, false)) OfferAll();
+    GiveTags(/*all=*/true);
     return false;
   }
   const uint64_t every = environment_.spec->follow->every;
-  if (generation == newest.generation && step / every == newest.step / every && !awaits_newest_) return false;
+  const bool is_due = generation != newest.generation || step / every != newest.step / every;
+  if (!is_due && !awaits_newest_ && awaited_tags_.empty()) return false;
   return HasMemory();
 }
 
@@ -117,6 +136,8 @@ bool Followers::version_is_late() const { return maker_->making() && MonotonicSe
 
 void Followers::Make(uint64_t generation, uint64_t step, double since_unix_s) {
   began_s_ = MonotonicSeconds();
+  for (AwaitedTag& awaited : awaited_tags_) awaited.being_made = true;
+  made_for_first_ = awaits_newest_;
   maker_->Begin({.epoch = epoch_, .generation = generation, .step = step}, since_unix_s, history_.newest);
 }
 
@@ -129,8 +150,10 @@ void Followers::OnMade(std::shared_ptr<const WeightVersion> version, std::shared
   history_.newest = std::move(version);
   if (change != nullptr) history_.changes.push_back(std::move(change));
   if (history_.changes.size() > kMostChanges) history_.changes.pop_front();
-  awaits_newest_ = false;
+  if (made_for_first_) awaits_newest_ = false;
+  if (reading() == 0) unread_since_s_ = MonotonicSeconds();
   OfferAll();
+  GiveTags(/*all=*/false);
   environment_.metrics->OnVersion(made);
   figures_.newest = made;
   Show();
@@ -159,6 +182,7 @@ void Followers::EndSlowest(double now_s, double patience_s) {
   for (const Reader& reader : readers_) {
     FollowJob* const job = reader.job.get();
     if (!job->Keeps(history_.newest.get()) || !job->IsSlow(now_s, patience_s)) continue;
+    if (tags_->Keeps(job->whole())) continue;  // it stays in any case
     if (slowest == nullptr || job->began_s() < slowest->began_s()) slowest = job;
   }
   if (slowest == nullptr) return;
@@ -170,7 +194,10 @@ void Followers::EndSlowest(double now_s, double patience_s) {
 }
 
 void Followers::Reset(const absl::Status& why) {
-  End(why);
+  EndMaking(why);
+  for (Reader& reader : readers_) {
+    if (reader.job->follows()) reader.job->Stop(why);
+  }
   epoch_ = Draw();
   history_ = {};
   figures_ = {};
@@ -178,13 +205,16 @@ void Followers::Reset(const absl::Status& why) {
 }
 
 void Followers::End(const absl::Status& why) {
-  maker_->Abandon();
+  EndMaking(why);
+  tags_->End(why);
   for (Reader& reader : readers_) reader.job->Stop(why);
   Show();
 }
 
 void Followers::Show() {
   figures_.readers.count = static_cast<uint32_t>(reading());
+  figures_.readers.tags = tags_ == nullptr ? 0 : tags_->entries().size();
+  figures_.readers.tag_bytes = tags_ == nullptr ? 0 : tags_->bytes();
   environment_.metrics->OnFollowers(figures_.readers);
   environment_.show(figures_);
 }

@@ -3,6 +3,9 @@
 // the plan's memory does not suffice for it: what is known of older changes goes first; then a reader that is in the
 // middle of an older version loses its call, if it is slow (FollowJob::kLeastBytesPerS).
 //
+// A version that has a name stays, and can be read, whoever follows (tag_keeper.h). To name the weights of the last closed
+// step a version is made of it, where there is none.
+//
 // Strand-confined.
 #pragma once
 
@@ -10,11 +13,15 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
+#include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 
 #include "server/follow/follow_job.h"
+#include "server/follow/tag_keeper.h"
 #include "server/follow/version_maker.h"
 #include "server/metrics/metrics.h"
 #include "server/plan/plan.h"
@@ -38,15 +45,18 @@ class Followers {
     RunMetrics* metrics;
     std::function<void(const FollowFigures& figures)> show;
     std::function<void()> made;  // a version: the next may be wanted already
+    TagStorage tags = {};
   };
   explicit Followers(Environment environment);
 
+  // A reader; of one version alone, where the order names one.
   void Begin(FollowOrder order, std::shared_ptr<VersionSink> sink);
   void OnSent(const VersionSink* sink);
   void OnGone(const VersionSink* sink);
   void Tick(double now_s);
   // The weights are about to be others, without a step or a rewind: no version there is of any use. Readers end with this
   // status, and may come again.
+  // Those that have names stay.
   void Reset(const absl::Status& why);
   void End(const absl::Status& why);
 
@@ -56,6 +66,25 @@ class Followers {
   // Then, at a time when the weights are those of that step: begins it.
   // `since_unix_s`: since when the run has had them.
   void Make(uint64_t generation, uint64_t step, double since_unix_s);
+  // As ballast.v1.FollowService has these. No version: that of the last closed step.
+  struct TagOrder {
+    TagKeeper::Order order;
+    std::optional<VersionChoice> version = {};
+  };
+  void Tag(TagOrder order, TagKeeper::Done done);
+  void Untag(const std::string& name, absl::AnyInvocable<void(absl::Status)> done) {
+    tags_->Remove(name, std::move(done));
+  }
+  struct VersionList {
+    std::shared_ptr<const WeightVersion> newest;  // nullptr: there is none
+    std::vector<VersionTag> tags;
+    uint32_t most_tags = 0;
+  };
+  VersionList List() const;
+  // Before anything else, once nobody else writes to the run's folder: what it has on the disk.
+  void LoadTags() { tags_->Load(); }
+  // How many versions have names in memory alone, and would go with it.
+  size_t tags_in_memory() const { return tags_->on_disk() ? 0 : tags_->entries().size(); }
   uint64_t memory_bytes() const { return memory_->used(); }  // at most FollowMemoryBytes (plan.h)
   // As in VersionMaker.
   void BeforeChange(uint32_t tensor) { maker_->BeforeChange(tensor); }
@@ -68,8 +97,23 @@ class Followers {
     std::unique_ptr<FollowJob> job;
     double ended_s = 0;  // when its job was seen to be stopped; 0: it is not
   };
+  // A name for the weights of the last closed step, of which there is no version yet.
+  struct AwaitedTag {
+    TagKeeper::Order order;
+    TagKeeper::Done done;
+    bool being_made = false;  // its version
+  };
 
+  // That follow, and take each new version.
   size_t reading() const;
+  bool awaited() const { return reading() > 0 || !awaited_tags_.empty(); }
+  void BeginAlone(const VersionChoice& choice, FollowOrder order, std::shared_ptr<VersionSink> sink);
+  Reader* FindReader(const VersionSink* sink);
+  absl::Status GoneError(const VersionChoice& choice) const;
+  // The version that is being made, and the names that wait for it, come to nothing.
+  void EndMaking(const absl::Status& why);
+  // Those whose version is there: all, or those that it was made for.
+  void GiveTags(bool all);
   bool HasMemory();
   void OfferAll();
   void EndSlowest(double now_s, double patience_s);
@@ -86,7 +130,10 @@ class Followers {
   double began_s_ = 0;  // to make it
   bool short_of_memory_ = false;
   bool awaits_newest_ = false;                // the first reader has come: what there is may be old
+  bool made_for_first_ = false;               // it came before the version was begun that is being made
   std::optional<double> unread_since_s_ = 0;  // MonotonicSeconds; none: there are readers
+  std::vector<AwaitedTag> awaited_tags_;
+  const std::shared_ptr<TagKeeper> tags_;
   const std::shared_ptr<VersionMaker> maker_;
 };
 

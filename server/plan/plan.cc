@@ -148,6 +148,11 @@ uint64_t VersionMessageBytes(const Plan& plan) {
   return std::max<uint64_t>(chunk, kMostBatchBytes) + kMostBatchMessages * kOfAPart;
 }
 
+uint64_t TagMemoryBytes(const RunSpec& spec, const Plan& plan) {
+  const uint64_t tags = spec.follow ? spec.follow->tags : 0;
+  return Product(spec.checkpoints ? std::min<uint64_t>(tags, 1) : tags, VersionBytes(spec, plan));
+}
+
 ChunkScales ScalesOfChunks(const RunSpec& spec, const TensorSpec& t) {
   if (t.row_length == 0) return {};
   const uint64_t chunks = ChunkCount(spec, t), full = t.elements / spec.chunk_elements;
@@ -204,7 +209,11 @@ Plan MakePlan(const RunSpec& spec, Placement placement) {
   plan.shards[0].bytes.client_state = ClientStateBytes(spec.ranks, SnapshotImages(spec));
   if (spec.follow) {
     const uint64_t messages = Product(spec.follow->readers, VersionMessageBytes(plan));
-    plan.shards[0].bytes.following = Sum(FollowMemoryBytes(spec, plan), messages);
+    // Who reads from the disk has a chunk, and the MiB that it is in.
+    const bool reads_disk = spec.follow->tags > 0 && spec.checkpoints.has_value();
+    const uint64_t reads = reads_disk ? Sum(messages, Product(spec.follow->readers, kStoredReadBytes)) : 0;
+    plan.shards[0].bytes.following =
+        Sum(Sum(FollowMemoryBytes(spec, plan), TagMemoryBytes(spec, plan)), Sum(messages, reads));
   }
   for (const ShardPlan& shard : plan.shards) plan.bytes += shard.bytes;
   return plan;

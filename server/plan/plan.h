@@ -166,6 +166,8 @@ inline uint64_t ClientStateBytes(uint64_t ranks, uint64_t snapshots) {
 
 // What a chunk of a version takes beside its weights (server/follow): its place, its owners' count, and the allocator's.
 inline constexpr uint64_t kPieceOverhead = 256;
+// What a reader of a version on the disk keeps of its file: a MiB of codes and one of scales (server/follow/version_file.h).
+inline constexpr uint64_t kStoredReadBytes = uint64_t{2} << 20;
 // Where readers may follow the run: a version of all weights as they are served.
 uint64_t VersionBytes(const RunSpec& spec, const Plan& plan);
 uint64_t VersionMessageBytes(const Plan& plan);
@@ -176,6 +178,9 @@ uint64_t VersionChangeBytes(const RunSpec& spec, const Plan& plan);
 inline uint64_t FollowMemoryBytes(const RunSpec& spec, const Plan& plan) {
   return Sum(Product(3, VersionBytes(spec, plan)), VersionChangeBytes(spec, plan));
 }
+
+// What versions that have names take beside that: on a disk the one that is being written there; in memory all.
+uint64_t TagMemoryBytes(const RunSpec& spec, const Plan& plan);
 
 // What is kept of a tensor's gradient from one curvature probe to the next: a multiple of kAlignment.
 inline uint64_t KeptBytes(const RunSpec& spec, const TensorSpec& t) {

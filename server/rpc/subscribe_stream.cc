@@ -13,12 +13,6 @@ namespace {
 
 constexpr int64_t kAskAgainMs = 1000;
 
-void FillId(const VersionId& id, v1::VersionId* to) {
-  to->set_step(id.step);
-  to->set_generation(id.generation);
-  to->set_epoch(id.epoch);
-}
-
 }  // namespace
 
 SubscribeStream* SubscribeStream::Start(const RpcEnvironment& environment, grpc::CallbackServerContext* context,
@@ -45,8 +39,8 @@ absl::Status SubscribeStream::Begin(const grpc::CallbackServerContext& context, 
 
 void SubscribeStream::Write(const VersionOpening& opening) {
   v1::VersionBegin& begin = *message_.add_batch()->mutable_begin();
-  FillId(opening.id, begin.mutable_id());
-  if (opening.base) FillId(*opening.base, begin.mutable_base());
+  *begin.mutable_id() = FromVersionId(opening.id);
+  if (opening.base) *begin.mutable_base() = FromVersionId(*opening.base);
   begin.set_bytes(opening.bytes);
   begin.set_skipped(opening.skipped);
   begin.set_closed_unix_s(opening.closed_unix_s);
@@ -73,7 +67,7 @@ void SubscribeStream::Write(const VersionChunk& chunk) {
 
 void SubscribeStream::Write(const VersionClosing& closing) {
   v1::VersionEnd& end = *message_.add_batch()->mutable_end();
-  FillId(closing.id, end.mutable_id());
+  *end.mutable_id() = FromVersionId(closing.id);
   end.set_changed(closing.changed);
   end.set_elements(closing.elements);
 }

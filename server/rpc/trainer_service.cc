@@ -19,6 +19,7 @@
 #include "server/rpc/peer_identity.h"
 #include "server/rpc/pull_stream.h"
 #include "server/rpc/train_stream.h"
+#include "server/rpc/version_pull_stream.h"
 
 namespace ballast {
 namespace {
@@ -225,6 +226,7 @@ grpc::ServerBidiReactor<v1::TrainRequest, v1::TrainResponse>* TrainerService::Tr
 
 grpc::ServerWriteReactor<v1::Weights>* TrainerService::Pull(grpc::CallbackServerContext* context,
                                                             const v1::PullRequest* request) {
+  if (request->has_version()) return VersionPullStream::Start(environment_, context, *request);
   return PullStream::Start(environment_, context, *request);
 }
 

@@ -118,6 +118,10 @@ class Run {
 
   // As in Followers. FAILED_PRECONDITION: the spec has no `follow`, or there are no weights.
   void Follow(std::shared_ptr<VersionSink> sink, FollowOrder order);
+  // Likewise, of versions that have names; without weights there may be names of earlier ones.
+  void TagVersion(Followers::TagOrder order, TagKeeper::Done done);
+  void UntagVersion(std::string name, absl::AnyInvocable<void(absl::Status)> done);
+  void ListVersions(absl::AnyInvocable<void(absl::StatusOr<Followers::VersionList>)> done);
   void OnVersionSent(std::shared_ptr<VersionSink> sink);
   void OnFollowerGone(std::shared_ptr<VersionSink> sink);
 
@@ -178,6 +182,8 @@ class Run {
   absl::Status Allocate(const Options& options);
   // Where the spec has `follow`.
   void AddFollowers();
+  // Why it cannot be followed.
+  absl::Status Unfollowed() const;
   // Those that pull and those that follow.
   void EndReaders(const absl::Status& why);
   // What goes on in the run that takes this one's place.

@@ -62,7 +62,12 @@ void Run::AddFollowers() {
       .strand = &strand_,
       .metrics = metrics_.get(),
       .show = [this](const FollowFigures& figures) { board_.Write([&](RunStatus& s) { s.follow = figures; }); },
-      .made = [this] { driver_->OnFollowers(); }});
+      .made = [this] { driver_->OnFollowers(); },
+      .tags = spec_.checkpoints ? TagStorage{.fs = storage_.fs,
+                                             .threads = storage_.threads,
+                                             .rate = storage_.rate,
+                                             .run_folder = storage_.folder->path()}
+                                : TagStorage()});
   store_->set_before_change([this](uint32_t tensor) { followers_->BeforeChange(tensor); });
 }
 
@@ -71,15 +76,45 @@ void Run::EndReaders(const absl::Status& why) {
   if (followers_ != nullptr) followers_->Reset(why);
 }
 
+absl::Status Run::Unfollowed() const {
+  return absl::FailedPreconditionError(
+      absl::StrCat("run '", spec_.run_id, "' cannot be followed: its spec has no `follow` (RunSpec.follow); create it ",
+                   "with one, or amend it"));
+}
+
+void Run::TagVersion(Followers::TagOrder order, TagKeeper::Done done) {
+  Post([this, order = std::move(order), done = std::move(done)]() mutable {
+    if (ended_ || closed_) return done(Gone());
+    if (followers_ == nullptr) return done(Unfollowed());
+    if (held_) return done(BeingAmended());  // what takes its place has its names from the disk
+    if (auto s = order.version ? absl::OkStatus() : loader_->CheckRead(); !s.ok()) return done(s);
+    followers_->Tag(std::move(order), std::move(done));
+    driver_->OnFollowers();
+  });
+}
+
+void Run::UntagVersion(std::string name, absl::AnyInvocable<void(absl::Status)> done) {
+  Post([this, name = std::move(name), done = std::move(done)]() mutable {
+    if (ended_ || closed_) return done(Gone());
+    if (followers_ == nullptr) return done(Unfollowed());
+    if (held_) return done(BeingAmended());
+    followers_->Untag(name, std::move(done));
+  });
+}
+
+void Run::ListVersions(absl::AnyInvocable<void(absl::StatusOr<Followers::VersionList>)> done) {
+  Post([this, done = std::move(done)]() mutable {
+    if (ended_) return done(Gone());
+    if (followers_ == nullptr) return done(Unfollowed());
+    done(followers_->List());
+  });
+}
+
 void Run::Follow(std::shared_ptr<VersionSink> sink, FollowOrder order) {
   Post([this, sink = std::move(sink), order = std::move(order)]() mutable {
     if (ended_ || closed_) return sink->Finish(Gone());
-    if (followers_ == nullptr) {
-      return sink->Finish(absl::FailedPreconditionError(absl::StrCat(
-          "run '", spec_.run_id, "' cannot be followed: its spec has no `follow` (RunSpec.follow); create it ",
-          "with one, or amend it")));
-    }
-    if (auto s = loader_->CheckRead(); !s.ok()) return sink->Finish(s);
+    if (followers_ == nullptr) return sink->Finish(Unfollowed());
+    if (auto s = order.version ? absl::OkStatus() : loader_->CheckRead(); !s.ok()) return sink->Finish(s);
     followers_->Begin(std::move(order), std::move(sink));
     driver_->OnFollowers();
   });

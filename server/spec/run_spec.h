@@ -74,6 +74,7 @@ struct RunPart {
 struct FollowSettings {
   uint32_t every = 1;     // steps from version to version
   uint32_t readers = 16;  // at a time
+  uint32_t tags = 0;      // versions that may have names, at a time
 };
 
 inline constexpr uint32_t kJournalSteps = 16;  // CheckpointSettings::journal_steps where nothing is asked for

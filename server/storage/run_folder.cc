@@ -13,6 +13,7 @@
 #include "server/base/failpoint.h"
 #include "server/base/status_macros.h"
 #include "server/storage/journal_files.h"
+#include "server/storage/tag_files.h"
 
 namespace ballast {
 namespace {
@@ -215,7 +216,8 @@ absl::Status RunFolder::Retain(uint32_t kept, uint64_t replaced) {
 absl::Status RunFolder::RemoveAll() {
   ASSIGN_OR_RETURN(const std::vector<Fs::Entry> found, fs_->List(path_));
   for (const Fs::Entry& one : found) {
-    if (one.kind == Fs::Kind::kFolder && (ParseCheckpointName(one.name) || one.name == kJournalFolder)) continue;
+    const bool is_known = ParseCheckpointName(one.name) || one.name == kJournalFolder || one.name == kTagsFolder;
+    if (one.kind == Fs::Kind::kFolder && is_known) continue;
     return absl::FailedPreconditionError(
         absl::StrCat(path_, " is left: ", one.name, " in it is no checkpoint; move it away, and delete the run again"));
   }
@@ -239,6 +241,7 @@ absl::Status RunFolder::RemoveCheckpoints() {
   ASSIGN_OR_RETURN(const std::vector<CheckpointEntry> entries, List());
   for (const CheckpointEntry& entry : entries) RETURN_IF_ERROR(RemoveFiles(PathOf(entry)));
   RETURN_IF_ERROR(RemoveJournal(fs_, absl::StrCat(path_, "/", kJournalFolder)));
+  RETURN_IF_ERROR(RemoveTags(fs_, absl::StrCat(path_, "/", kTagsFolder)));
   return fs_->RemoveFolder(path_);
 }
 

@@ -7,6 +7,7 @@
 
 #include "server/base/log.h"
 #include "server/base/status_macros.h"
+#include "server/storage/tag_files.h"
 
 namespace ballast {
 namespace {
@@ -65,6 +66,7 @@ void Storage::CleanUp() {
   for (const std::string& run_id : *run_ids) {
     const auto folder = FolderOf(run_id);
     LogLeft(run_id, folder.ok() ? (*folder)->CleanUp() : folder.status());
+    LogLeft(run_id, CleanUpTags(options_.fs, absl::StrCat(runs_, "/", run_id, "/", kTagsFolder)));
   }
 }
 

@@ -1,0 +1,81 @@
+// Versions that have names, and readers of one version alone.
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+#include "server/base/clock.h"
+#include "server/follow/followers.h"
+
+namespace ballast {
+
+absl::Status Followers::GoneError(const VersionChoice& choice) const {
+  const std::string newest = history_.newest == nullptr
+                                 ? "there is no newest version"
+                                 : absl::StrCat("the newest is of step ", history_.newest->id.step, ", generation ",
+                                                history_.newest->id.generation);
+  const std::string asked = choice.tag.empty() ? absl::StrCat("of step ", choice.id.step)
+                                               : absl::StrCat("of the name '", choice.tag, "'");
+  return absl::NotFoundError(absl::StrCat("run '", environment_.spec->run_id, "' has no version ", asked, ": ", newest,
+                                          "; names: ", tags_->Describe()));
+}
+
+void Followers::BeginAlone(const VersionChoice& choice, FollowOrder order, std::shared_ptr<VersionSink> sink) {
+  const bool is_newest = choice.tag.empty() && history_.newest != nullptr && choice.Is(history_.newest->id);
+  const TagKeeper::Entry* const entry = is_newest ? nullptr : tags_->Find(choice);
+  if (!is_newest && entry == nullptr) return sink->Finish(GoneError(choice));
+  const VersionSink* const key = sink.get();
+  readers_.push_back(
+      {.job = std::make_unique<FollowJob>(environment_.spec, environment_.plan, environment_.chunk_starts,
+                                          std::move(order), std::move(sink))});
+  FollowJob& job = *readers_.back().job;
+  if (is_newest) return job.SendAlone(history_.newest);
+  if (entry->version != nullptr) return job.SendAlone(entry->version);
+  tags_->Open(*entry, [this, key](absl::StatusOr<std::shared_ptr<StoredVersion>> stored) {
+    Reader* const reader = FindReader(key);
+    if (reader == nullptr || reader->job->stopped()) return;
+    stored.ok() ? reader->job->SendAlone(*std::move(stored)) : reader->job->Stop(stored.status());
+  });
+}
+
+void Followers::Tag(TagOrder order, TagKeeper::Done done) {
+  if (!order.version) {
+    if (auto s = tags_->Check(order.order, std::nullopt); !s.ok()) return done(s);
+    if (awaited_tags_.size() >= environment_.spec->follow->tags) {
+      return done(absl::ResourceExhaustedError(
+          absl::StrCat(awaited_tags_.size(), " names of run '", environment_.spec->run_id,
+                       "' wait for the step that is open to close; ask again when it has")));
+    }
+    awaited_tags_.push_back({.order = std::move(order.order), .done = std::move(done)});
+    return;
+  }
+  const VersionChoice& choice = *order.version;
+  if (choice.tag.empty() && history_.newest != nullptr && choice.Is(history_.newest->id)) {
+    return tags_->Add(std::move(order.order), history_.newest, std::move(done));
+  }
+  const TagKeeper::Entry* const entry = tags_->Find(choice);
+  if (entry == nullptr) return done(GoneError(choice));
+  tags_->AddAgain(std::move(order.order), *entry, std::move(done));
+}
+
+void Followers::GiveTags(bool all) {
+  std::vector<AwaitedTag> given;
+  std::vector<AwaitedTag> left;
+  for (AwaitedTag& awaited : awaited_tags_) {
+    (all || awaited.being_made ? given : left).push_back(std::move(awaited));
+  }
+  awaited_tags_ = std::move(left);
+  for (AwaitedTag& tag : given) tags_->Add(std::move(tag.order), history_.newest, std::move(tag.done));
+}
+
+void Followers::EndMaking(const absl::Status& why) {
+  maker_->Abandon();
+  for (AwaitedTag& awaited : std::exchange(awaited_tags_, {})) awaited.done(why);
+}
+
+Followers::VersionList Followers::List() const {
+  VersionList list{.newest = history_.newest, .most_tags = environment_.spec->follow->tags};
+  for (const auto& [name, entry] : tags_->entries()) list.tags.push_back(entry.tag);
+  return list;
+}
+
+}  // namespace ballast
