@@ -29,8 +29,14 @@ class FollowersTest : public StoreTest {
     if (!serving.empty()) wire.mutable_groups(0)->set_serving(serving);
     wire.mutable_follow()->set_every(every);
     wire.mutable_follow()->set_readers(readers);
+    wire.mutable_follow()->set_tags(most_tags_);
     MakeStore(wire);
+    if (tags_.fs != nullptr) spec_.checkpoints = CheckpointSettings();
     run_ = metrics_.AddRun({.run_id = "r1", .followed = true});
+    MakeFollowers();
+  }
+  // Also again, as a daemon that is started again does.
+  void MakeFollowers() {
     OnStrand([&] {
       followers_ = std::make_unique<Followers>(
           Followers::Environment{.spec = &spec_,
@@ -44,7 +50,9 @@ class FollowersTest : public StoreTest {
                                        absl::MutexLock lock(&mu_);
                                        shown_ = figures;
                                      },
-                                 .made = [] {}});
+                                 .made = [] {},
+                                 .tags = tags_});
+      followers_->LoadTags();
       store_->set_before_change([this](uint32_t tensor) { followers_->BeforeChange(tensor); });
     });
   }
@@ -142,6 +150,8 @@ class FollowersTest : public StoreTest {
     });
   }
 
+  TagStorage tags_ = {};  // before Make, like the next
+  uint32_t most_tags_ = 0;
   Metrics metrics_{{}};
   std::unique_ptr<RunMetrics> run_;
   std::unique_ptr<Followers> followers_;

@@ -98,6 +98,16 @@ class VersionReader : public VersionSink {
     absl::MutexLock lock(&mu_);
     return ended_;
   }
+  // Once its stream is over.
+  bool AwaitEnd() {
+    absl::MutexLock lock(&mu_);
+    const auto over = [&] { return ended_.has_value(); };
+    return mu_.AwaitWithTimeout(absl::Condition(&over), absl::Minutes(1));
+  }
+  ServedWeights weights() {
+    absl::MutexLock lock(&mu_);
+    return weights_;
+  }
   void Sent() { sent_(); }
 
   static absl::Span<const std::byte> BytesOf(absl::string_view bytes) {
