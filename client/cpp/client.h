@@ -252,6 +252,14 @@ class Client {
   // for that step's end. FAILED_PRECONDITION: the daemon has no storage, no step has closed, or a rewind has undone the
   // step meanwhile; RESOURCE_EXHAUSTED, DATA_LOSS: its disk is full, or fails; UNIMPLEMENTED: it is older than this.
   virtual absl::StatusOr<v1::CheckpointResponse> Checkpoint(const std::string& run_id) = 0;
+  // Versions of the run's weights that have names, where its spec has `follow`: as v1::FollowService says of each call.
+  // UNIMPLEMENTED: the daemon is older than this, or there are several.
+  virtual absl::StatusOr<v1::TagVersionResponse> TagVersion(const v1::TagVersionRequest& request) = 0;
+  virtual absl::Status UntagVersion(const std::string& run_id, const std::string& name) = 0;
+  virtual absl::StatusOr<v1::ListVersionsResponse> ListVersions(const std::string& run_id) = 0;
+  // As PullServed, of the request's `version`; it names the run and, if not all of them, the tensors, with digests or none.
+  virtual absl::Status PullVersion(const v1::PullRequest& request,
+                                   const std::function<absl::Status(const ServedPiece&)>& sink) = 0;
   // What is on the daemon's disk of the run, also when it is there alone.
   virtual absl::StatusOr<v1::ListCheckpointsResponse> ListCheckpoints(const std::string& run_id) = 0;
   // Takes a run back to the checkpoint of this step, as Rewind does to a snapshot; later checkpoints count no more.

@@ -7,6 +7,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
+#include "client/cpp/follow/version_tags.h"
 #include "client/cpp/stream/ready.h"
 #include "client/cpp/stream/session.h"
 #include "client/cpp/stream/step_stream.h"
@@ -314,6 +315,26 @@ absl::Status DaemonClient::PullState(const std::string& run_id, absl::Span<const
   request.mutable_slots()->Add(slots.begin(), slots.end());
   request.set_step(snapshot);
   return Explain(PullShards(*this, *connection_, std::move(request), shards, sink), run_id);
+}
+
+absl::StatusOr<v1::TagVersionResponse> DaemonClient::TagVersion(const v1::TagVersionRequest& request) {
+  auto tagged = ballast::TagVersion(*connection_, request);
+  if (!tagged.ok() && !request.has_version()) return Explain(tagged.status(), request.run_id());
+  return tagged;
+}
+
+absl::Status DaemonClient::UntagVersion(const std::string& run_id, const std::string& name) {
+  return ballast::UntagVersion(*connection_, run_id, name);
+}
+
+absl::StatusOr<v1::ListVersionsResponse> DaemonClient::ListVersions(const std::string& run_id) {
+  return ballast::ListVersions(*connection_, run_id);
+}
+
+absl::Status DaemonClient::PullVersion(const v1::PullRequest& request,
+                                       const std::function<absl::Status(const ServedPiece&)>& sink) {
+  if (!request.has_version()) return absl::InvalidArgumentError("PullVersion wants a request with version");
+  return PullWeights(*connection_, request, nullptr, sink);
 }
 
 absl::Status DaemonClient::BindWeights(uint32_t tensor, void* destination, uint64_t bytes) {

@@ -35,6 +35,11 @@ class DaemonClient final : public Client {
   absl::StatusOr<v1::AmendRunResponse> AmendRun(const v1::RunSpec& spec) override;
   absl::StatusOr<v1::RewindResponse> Rewind(const v1::RewindRequest& request) override;
   absl::StatusOr<v1::CheckpointResponse> Checkpoint(const std::string& run_id) override;
+  absl::StatusOr<v1::TagVersionResponse> TagVersion(const v1::TagVersionRequest& request) override;
+  absl::Status UntagVersion(const std::string& run_id, const std::string& name) override;
+  absl::StatusOr<v1::ListVersionsResponse> ListVersions(const std::string& run_id) override;
+  absl::Status PullVersion(const v1::PullRequest& request,
+                           const std::function<absl::Status(const ServedPiece&)>& sink) override;
   absl::StatusOr<v1::ListCheckpointsResponse> ListCheckpoints(const std::string& run_id) override;
   absl::StatusOr<v1::RestoreResponse> Restore(const std::string& run_id, uint64_t step,
                                               const std::string& from) override;

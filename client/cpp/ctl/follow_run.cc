@@ -22,6 +22,7 @@ constexpr int kColumns[] = {8, 9, 12, 12, 10};
 
 struct FollowFlags {
   std::string out;
+  std::string tag = {};  // one version alone
   uint64_t every = 1, versions = 0;
   FollowedFiles::Kept kept = {};
 };
@@ -38,6 +39,13 @@ absl::StatusOr<FollowFlags> FlagsOf(const Invocation& invocation) {
     const auto given = WholeNumber(absl::StrCat("--", name), invocation.Get(name, absl::StrCat(*number)));
     if (!given.ok()) return given.status();
     *number = *given;
+  }
+  flags.tag = invocation.Get("tag", "");
+  if (!flags.tag.empty()) {
+    if (invocation.Has("every") || invocation.Has("versions") || invocation.Has("changes")) {
+      return absl::InvalidArgumentError("--tag is one version alone: leave out --every, --versions and --changes");
+    }
+    flags.versions = 1;
   }
   if (flags.kept.retain == 0) {
     return absl::InvalidArgumentError("--retain is 0; wanted how many whole files are kept, 1 or more");
@@ -105,7 +113,8 @@ int FollowRun(const Invocation& invocation) {
   ClientOptions options = OptionsOf(invocation);
   if (!invocation.Has("timeout")) options.reconnect_timeout_s = kReconnectS;
   const auto subscriber = Subscriber::Open(
-      std::move(options), {.run_id = run, .every = flags->every, .marks_changed = flags->kept.changes > 0});
+      std::move(options),
+      {.run_id = run, .every = flags->every, .marks_changed = flags->kept.changes > 0, .tag = flags->tag});
   if (!subscriber.ok()) return Fail(invocation, InCommandLine(subscriber.status()));
   auto files = FollowedFiles::Open(flags->out, run, flags->kept);
   if (!files.ok()) return Fail(invocation, files.status());
@@ -133,6 +142,7 @@ Command FollowCommand() {
       .flags = {{"out", "DIR", "the folder; made if need be"},
                 {"every", "N", "no version nearer to the last one than so many steps; 1"},
                 {"versions", "N", "end after so many"},
+                {"tag", "NAME", "the version of this name (ballastctl tag) alone, and end"},
                 {"retain", "N", "whole files of the run that are kept there, the newest, with what follows them; 2"},
                 {"changes", "N", "files of changes between one whole file and the next; 0"}},
       .run = FollowRun};

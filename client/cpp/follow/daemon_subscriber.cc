@@ -7,6 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 
+#include "client/cpp/follow/version_tags.h"
+
 namespace ballast {
 namespace {
 
@@ -50,7 +52,7 @@ class DaemonSubscriber::CancellableCall {
   explicit CancellableCall(DaemonSubscriber* subscriber) : subscriber_(*subscriber) {
     absl::MutexLock lock(&subscriber_.mu_);
     subscriber_.call_ = &context;
-    if (subscriber_.exchange_.closed()) context.TryCancel();
+    if (subscriber_.exchange_.closed() || subscriber_.turns_ != subscriber_.turn_) context.TryCancel();
   }
   ~CancellableCall() {
     absl::MutexLock lock(&subscriber_.mu_);
@@ -85,6 +87,9 @@ absl::StatusOr<std::unique_ptr<DaemonSubscriber>> DaemonSubscriber::Open(ClientO
   const auto run = AskForRun(**connection, subscription.run_id);
   if (!run.ok()) return run.status();
   if (!run->spec().has_follow()) return ExplainUnfollowed(**connection, subscription.run_id);
+  if (!subscription.tag.empty()) {
+    if (auto s = CheckTag(**connection, subscription.run_id, subscription.tag); !s.ok()) return s;
+  }
   auto weights = FollowedWeights::Create(run->spec(), run->status().plan().chunk_elements());
   if (!weights.ok()) return weights.status();
   return std::unique_ptr<DaemonSubscriber>(
@@ -99,6 +104,7 @@ DaemonSubscriber::DaemonSubscriber(std::unique_ptr<Connection> connection, std::
       what_(absl::StrCat("following run '", subscription_.run_id, "'")),
       weights_(std::move(weights)),
       changed_(subscription_.marks_changed ? std::optional<ChangedElements>(weights_.tensors()) : std::nullopt),
+      tag_(subscription_.tag),
       touched_(weights_.tensors().size()),
       thread_([this] { Receive(); }) {}
 
@@ -174,10 +180,17 @@ absl::Status DaemonSubscriber::ReadChanged(uint32_t tensor, absl::Span<int64_t> 
 void DaemonSubscriber::Receive() {
   for (Retry retry(*connection_, what_);;) {
     const uint64_t before = versions_;
+    LearnWanted();
     absl::Status refused;
     const absl::Status status = SubscribeOnce(&refused);
     if (exchange_.closed()) return;
     if (versions_ > before) retry.Progress();
+    if (HasTurned()) continue;  // the call was cancelled for it
+    if (status.ok() && refused.ok()) {
+      AwaitTurn();
+      if (exchange_.closed()) return;
+      continue;
+    }
     auto final = Judge(status, refused, &retry);
     if (exchange_.closed()) return;
     if (final) return exchange_.Fail(*std::move(final));
@@ -195,6 +208,9 @@ std::optional<absl::Status> DaemonSubscriber::Judge(const absl::Status& status, 
     return std::nullopt;
   }
   if (absl::IsUnimplemented(status)) return OlderThanFollowing(*connection_);
+  if (absl::IsNotFound(status) && !asked_.empty()) {
+    return absl::NotFoundError(absl::StrCat(what_, ": ", status.message()));
+  }
   if (absl::IsNotFound(status)) {
     return absl::NotFoundError(absl::StrCat(what_, ": the daemon at ", connection_->server(), " no longer has it (",
                                             status.message(),
@@ -208,6 +224,7 @@ absl::Status DaemonSubscriber::SubscribeOnce(absl::Status* refused) {
   if (calls_++ > 0) {
     if (auto s = ReadSpecAgain(); !s.ok()) return s;
   }
+  const uint64_t before = versions_;
   CancellableCall call(this);
   const auto reader = connection_->follow().Subscribe(&call.context, Request());
   v1::VersionPart part;
@@ -222,7 +239,10 @@ absl::Status DaemonSubscriber::SubscribeOnce(absl::Status* refused) {
   const absl::Status status = FromGrpc(reader->Finish(), call.context);
   incoming_.reset();
   DropChanges();
-  return status.ok() ? absl::UnavailableError("the daemon has ended the call") : status;
+  if (status.ok() && (asked_.empty() || versions_ == before)) {
+    return absl::UnavailableError("the daemon has ended the call");
+  }
+  return status;
 }
 
 // The daemon ends the calls of a run that is amended.
@@ -253,8 +273,12 @@ absl::Status DaemonSubscriber::ReadSpecAgain() {
 v1::SubscribeRequest DaemonSubscriber::Request() const {
   v1::SubscribeRequest request;
   request.set_run_id(subscription_.run_id);
-  request.set_every(subscription_.every);
-  if (have_) *request.mutable_have() = *have_;
+  if (asked_.empty()) {
+    request.set_every(subscription_.every);
+    if (have_) *request.mutable_have() = *have_;
+  } else {
+    request.mutable_version()->set_tag(asked_);
+  }
   const auto& digests = weights_.digests();
   const auto known = [](const auto& digest) { return digest.has_value(); };
   if (std::any_of(digests.begin(), digests.end(), known)) {
@@ -379,7 +403,8 @@ void DaemonSubscriber::Publish(FollowedVersion version) {
   for (uint32_t i = 0; i < touched_.size(); ++i) {
     if (touched_[i]) version.changed.push_back(i);
   }
-  const bool same = told_ && IsSameVersion(*told_, *have_);
+  version.tag = asked_;
+  const bool same = asked_.empty() && told_ && IsSameVersion(*told_, *have_);
   if (same && version.changed.empty() && !respecified_) return exchange_.GiveBack();
   told_ = have_;
   touched_.assign(touched_.size(), false);

@@ -39,6 +39,8 @@ class DaemonSubscriber final : public Subscriber {
   absl::Status Read(uint32_t tensor, absl::Span<std::byte> out) const override;
   absl::StatusOr<uint64_t> CountChanged(uint32_t tensor) const override;
   absl::Status ReadChanged(uint32_t tensor, absl::Span<int64_t> places, absl::Span<std::byte> values) const override;
+  absl::Status Rollback(const std::string& tag) override;
+  void Resume() override { Turn(""); }
   void Close() override;
 
  private:
@@ -48,9 +50,17 @@ class DaemonSubscriber final : public Subscriber {
                    SubscribeOptions subscription, FollowedWeights weights);
 
   absl::Status CheckReading(uint32_t tensor) const;
+  // From now on the version of this name, or, where it is empty, the newest ones.
+  void Turn(std::string tag);
 
   // --- the receiver's thread ---
   void Receive();
+  // What is wanted now.
+  void LearnWanted();
+  // Whether something else is wanted since.
+  bool HasTurned();
+  // Until it is, or Close was called.
+  void AwaitTurn();
   // One call. *refused: why it ended on this side.
   absl::Status SubscribeOnce(absl::Status* refused);
   // Why no further call is made; none: one is.
@@ -78,11 +88,15 @@ class DaemonSubscriber final : public Subscriber {
   VersionExchange exchange_;
   absl::Mutex mu_;
   grpc::ClientContext* call_ ABSL_GUARDED_BY(mu_) = nullptr;  // under way
+  std::string tag_ ABSL_GUARDED_BY(mu_);                      // that is wanted; empty: the newest
+  uint64_t turns_ ABSL_GUARDED_BY(mu_) = 0;                   // times that it has changed
 
   FollowedWeights weights_;                 // the receiver's or the caller's, as exchange_ says, like the next
   std::optional<ChangedElements> changed_;  // by the version that the weights are of; none: they are not marked
 
   // The receiver's.
+  std::string asked_;   // tag_, when it was learned
+  uint64_t turn_ = 0;   // turns_, likewise
   std::optional<v1::VersionId> have_;  // none: the weights are of no version
   std::optional<v1::VersionId> told_;  // the last one published
   std::optional<IncomingVersion> incoming_;

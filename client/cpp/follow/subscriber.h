@@ -15,8 +15,8 @@
 // called: from then until Next returns one there are no weights to read, which Await avoids. So what is read is of the
 // version that Next returned last, and never of two.
 //
-// Threads: a thread of its own receives and checks. All but Close comes from one thread at a time (thread-compatible);
-// Close, from any.
+// Threads: a thread of its own receives and checks. All but Close, Rollback and Resume comes from one thread at a time
+// (thread-compatible); those, from any.
 //
 // A lost connection is made again by itself for `reconnect_timeout_s`, asking for what has changed since, or where that is
 // not known for the tensors that differ; a daemon that says when to ask again is asked then. Chunks whose checksum differs,
@@ -52,6 +52,7 @@ struct SubscribeOptions {
   uint64_t every = 0;
   // For CountChanged and ReadChanged: a bit of memory for each parameter.
   bool marks_changed = false;
+  std::string tag = {};  // begins as after Rollback(tag)
 };
 
 struct FollowedVersion {
@@ -65,6 +66,7 @@ struct FollowedVersion {
   uint64_t whole_bytes = 0;     // of all codes and scales of the run
   uint64_t skipped = 0;         // versions that were made since the one before, and did not come
   double closed_unix_s = 0;     // when its step closed, by the daemon's clock
+  std::string tag = {};  // the name that it was asked for by (Subscriber::Rollback); empty: it is the newest
   // The run was amended: spec() names other tensors, or formats, than with the version before.
   bool respecified = false;
 
@@ -107,6 +109,12 @@ class Subscriber {
   // Their places in the tensor, ascending, as if it had one dimension, and their values as Read has them. INVALID_ARGUMENT:
   // `places` or `values` has another size.
   virtual absl::Status ReadChanged(uint32_t tensor, absl::Span<int64_t> places, absl::Span<std::byte> values) const = 0;
+  // Goes to the version of this name (v1::FollowService.TagVersion) and stays there: Next returns it, as a version with that
+  // `tag`, and then none, until Resume. One that had come already may be returned before it. NOT_FOUND, with the names that
+  // there are, FAILED_PRECONDITION: it cannot be read; then all is as before. From any thread.
+  virtual absl::Status Rollback(const std::string& tag) = 0;
+  // Goes on with the newest versions. From any thread.
+  virtual void Resume() = 0;
 
   // Ends the call to the daemon; Next, also one that waits, returns CANCELLED. Never waits for the daemon.
   virtual void Close() = 0;

@@ -169,4 +169,25 @@ absl::Status PartsClient::BindServed(uint32_t tensor, void* codes, uint64_t byte
   return place.ok() ? daemons_[place->part]->BindServed(place->index, codes, bytes, scales) : place.status();
 }
 
+// Nobody brings the versions of its parts together yet, and their specs have no `follow`.
+static absl::Status NoVersions(const std::string& run_id) {
+  return absl::UnimplementedError(
+      absl::StrCat("run '", run_id, "' is on several daemons, which have no versions of it: give it to one daemon"));
+}
+
+absl::StatusOr<v1::TagVersionResponse> PartsClient::TagVersion(const v1::TagVersionRequest& request) {
+  return NoVersions(request.run_id());
+}
+
+absl::Status PartsClient::UntagVersion(const std::string& run_id, const std::string&) { return NoVersions(run_id); }
+
+absl::StatusOr<v1::ListVersionsResponse> PartsClient::ListVersions(const std::string& run_id) {
+  return NoVersions(run_id);
+}
+
+absl::Status PartsClient::PullVersion(const v1::PullRequest& request,
+                                      const std::function<absl::Status(const ServedPiece&)>&) {
+  return NoVersions(request.run_id());
+}
+
 }  // namespace ballast

@@ -25,7 +25,7 @@ struct FollowedTraining {
       : client(Client::Connect({.server = server, .log = [](const std::string&) {}}).value()) {
     spec = LeastSquares::Spec();
     spec.mutable_groups(0)->set_serving(serving);
-    spec.mutable_follow();
+    spec.mutable_follow()->set_tags(2);
     if (rewinds) {
       spec.mutable_rewind()->set_snapshots(2);
       spec.mutable_rewind()->set_every(2);
@@ -216,6 +216,90 @@ TEST(FollowDaemonTest, ManyReadersFollowWhileARunTrains) {
   training.Train(kSteps);
   for (std::thread& thread : threads) thread.join();
   for (const auto& reader : readers) EXPECT_EQ(Here(*reader), training.Pulled());
+}
+
+// Until one that was asked for by this name, or, where it is empty, the newest.
+FollowedVersion Await(Subscriber& reader, const std::string& tag, uint64_t step) {
+  for (;;) {
+    const auto version = reader.Next(kSoonS);
+    EXPECT_TRUE(version.ok() && *version) << version.status() << " on the way to '" << tag << "'";
+    if (!version.ok() || !*version) return {};
+    if ((*version)->tag == tag && (*version)->step >= step) return **version;
+  }
+}
+
+v1::TagVersionRequest NameIt(const std::string& name) {
+  v1::TagVersionRequest request;
+  request.set_run_id(kRun);
+  request.set_name(name);
+  return request;
+}
+
+TEST_P(FollowTrainingTest, AReaderGoesBackToAVersionWithANameAndOn) {
+  FollowedTraining training(daemon_.address(), GetParam());
+  training.Train(2);
+  const auto good = training.Pulled();
+  ASSERT_TRUE(training.client->TagVersion(NameIt("good")).ok());
+  const auto reader = Follow(daemon_.address());
+  training.Train(3);
+  Await(*reader, "", 5);
+  ASSERT_TRUE(reader->Rollback("good").ok());
+  EXPECT_EQ(Await(*reader, "good", 0).step, 2u);
+  EXPECT_EQ(Here(*reader), good);
+  training.Train(1);
+  const auto none = reader->Next(0.2);
+  ASSERT_TRUE(none.ok());
+  EXPECT_FALSE(*none) << "it stays there";
+  ASSERT_TRUE(reader->Rollback("good").ok());
+  EXPECT_EQ(Await(*reader, "good", 0).step, 2u) << "and is told again that it is there";
+  reader->Resume();
+  EXPECT_EQ(Await(*reader, "", 6).step, 6u);
+  EXPECT_EQ(Here(*reader), training.Pulled());
+  const absl::Status unknown = reader->Rollback("bad");
+  EXPECT_EQ(unknown.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(unknown.message()), HasSubstr("names: 'good'"));
+  training.Train(1);
+  EXPECT_EQ(Await(*reader, "", 7).step, 7u) << "it goes on as before";
+}
+
+TEST_P(FollowTrainingTest, AReaderMayBeginAtAVersionWithAName) {
+  FollowedTraining training(daemon_.address(), GetParam());
+  training.Train(1);
+  const auto good = training.Pulled();
+  ASSERT_TRUE(training.client->TagVersion(NameIt("good")).ok());
+  training.Train(2);
+  const auto reader =
+      Subscriber::Open({.server = daemon_.address(), .log = [](const std::string&) {}}, {.run_id = kRun, .tag = "good"});
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  EXPECT_EQ(Await(**reader, "good", 0).step, 1u);
+  EXPECT_EQ(Here(**reader), good);
+  EXPECT_EQ(Subscriber::Open({.server = daemon_.address()}, {.run_id = kRun, .tag = "bad"}).status().code(),
+            absl::StatusCode::kNotFound);
+}
+
+TEST_P(FollowTrainingTest, AVersionWithANameCanBePulledAndLetGo) {
+  FollowedTraining training(daemon_.address(), GetParam());
+  training.Train(1);
+  std::map<uint32_t, std::string> good, pulled;
+  const auto into = [](std::map<uint32_t, std::string>* codes) {
+    return [codes](const ServedPiece& piece) {
+      (*codes)[piece.tensor].append(reinterpret_cast<const char*>(piece.codes.data()), piece.codes.size());
+      return absl::OkStatus();
+    };
+  };
+  ASSERT_TRUE(training.client->PullServed(kRun, {}, into(&good)).ok());
+  ASSERT_TRUE(training.client->TagVersion(NameIt("good"))->created());
+  EXPECT_FALSE(training.client->TagVersion(NameIt("good"))->created());
+  training.Train(2);
+  v1::PullRequest request;
+  request.set_run_id(kRun);
+  request.mutable_version()->set_tag("good");
+  const absl::Status whole = training.client->PullVersion(request, into(&pulled));
+  EXPECT_TRUE(whole.ok()) << whole;
+  EXPECT_EQ(pulled, good);
+  EXPECT_EQ(training.client->ListVersions(kRun)->tags(0).id().step(), 1u);
+  ASSERT_TRUE(training.client->UntagVersion(kRun, "good").ok());
+  EXPECT_EQ(training.client->UntagVersion(kRun, "good").code(), absl::StatusCode::kNotFound);
 }
 
 }  // namespace
