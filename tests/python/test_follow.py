@@ -269,9 +269,10 @@ def test_the_option_of_the_optimizers() -> None:
     assert "follow" not in step_rules({}).spec() and "follow" not in step_rules({"follow": False}).spec()
     assert step_rules({"follow": True}).spec()["follow"] == {"every": 1, "readers": 16}
     assert step_rules({"follow": ballast.Follow(every=5, readers=2)}).spec()["follow"] == {"every": 5, "readers": 2}
+    assert step_rules({"follow": ballast.Follow(tags=3)}).spec()["follow"] == {"every": 1, "readers": 16, "tags": 3}
     for wrong, what in ((3, "follow=3: it must be True, False or a ballast.Follow"), ("yes", "follow='yes'")):
         with pytest.raises(ballast.Rejected, match=what):
             step_rules({"follow": wrong})
-    for name, value in (("every", 0), ("readers", 1025), ("readers", True)):
+    for name, value in (("every", 0), ("readers", 1025), ("readers", True), ("tags", -1), ("tags", 257)):
         with pytest.raises(ballast.Rejected, match=rf"Follow\({name}={value}\)"):
             ballast.Follow(**{name: value})

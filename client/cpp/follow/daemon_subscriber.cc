@@ -102,9 +102,9 @@ DaemonSubscriber::DaemonSubscriber(std::unique_ptr<Connection> connection, std::
       closing_(std::move(closing)),
       subscription_(std::move(subscription)),
       what_(absl::StrCat("following run '", subscription_.run_id, "'")),
+      tag_(subscription_.tag),
       weights_(std::move(weights)),
       changed_(subscription_.marks_changed ? std::optional<ChangedElements>(weights_.tensors()) : std::nullopt),
-      tag_(subscription_.tag),
       touched_(weights_.tensors().size()),
       thread_([this] { Receive(); }) {}
 

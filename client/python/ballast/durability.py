@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ballast.errors import Rejected
 from ballast.progress import Waiting
+from ballast.tagging import Tagging
 
 if TYPE_CHECKING:
     from ballast.membership import Membership
@@ -78,7 +79,7 @@ def _seconds(options: Mapping[str, Any], name: str) -> float | None:
     raise Rejected(f"{name}={given!r}: it must be None, or above 0 and at most 1e6 seconds")
 
 
-class Durable:
+class Durable(Tagging):
     """An optimizer that can have its run written to the daemon's disk."""
 
     _settings: RunSettings

@@ -35,6 +35,7 @@ def follow(
     token_file: str | os.PathLike[str] | None = None,
     connect_timeout: float = 10.0,
     reconnect_timeout: float = 15.0,
+    at: str | None = None,
 ) -> Follower:
     """Keeps a module's parameters up to date with a run that is trained elsewhere, by an optimizer with follow=True.
 
@@ -54,6 +55,7 @@ def follow(
     names: where the module's parameters are named otherwise than the run's tensors: {the run's name: the module's}, or a
     function; None for a name leaves a tensor out. What DistributedDataParallel and torch.compile put before names makes no
     difference.
+    at: the name of a version (optimizer.tag): the module gets that one and keeps it, until resume().
     The others are as ballast.Subscriber's. Rejected, naming them, if tensors have no parameter in the module, or one of another
     shape or dtype.
     """
@@ -67,6 +69,7 @@ def follow(
         token_file=token_file,
         connect_timeout=connect_timeout,
         reconnect_timeout=reconnect_timeout,
+        at=at,
     )
     try:
         return Follower(model, subscriber, names, on_version)
@@ -150,11 +153,26 @@ class Follower(Uncopyable):
     def wait(self, step: int | None = None, timeout: float | None = None) -> bool:
         """Until a version of this step or a later one is in the module; without a step, until there is one at all. False: it
         is not within `timeout` seconds. As update()."""
+        return self._update_until(lambda version: step is None or version.step >= step, timeout)
+
+    def rollback(self, name: str, timeout: float | None = None) -> bool:
+        """Puts the version of this name, which the trainer has given it with optimizer.tag(), into the module, which keeps it
+        until resume(). False: it is not there within `timeout` seconds; it comes as any version does then. Rejected, with
+        the names that there are, if it is none of them; then all is as before. Otherwise as update()."""
+        before = self._version
+        self._feed.rollback(name)
+        return self._update_until(lambda version: version.tag == name and version is not before, timeout)
+
+    def resume(self) -> None:
+        """The module gets the newest versions again, as they come."""
+        self._feed.resume()
+
+    def _update_until(self, wanted: Callable[[Version], bool], timeout: float | None) -> bool:
         deadline = deadline_of(timeout)
         while True:
             seen = self._feed.newest
             self.update()
-            if self._version is not None and (step is None or self._version.step >= step):
+            if self._version is not None and wanted(self._version):
                 return True
             if not self._feed.wait(seen, left_until(deadline)) and time.monotonic() >= deadline:
                 self._feed.check()

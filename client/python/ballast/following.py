@@ -8,6 +8,7 @@ from typing import Any
 from ballast.errors import Rejected
 
 _MOST_READERS = 1024
+_MOST_TAGS = 256
 
 
 @dataclass(frozen=True)
@@ -17,19 +18,27 @@ class Follow:
 
     every: after each step whose number is a multiple of this there is a version for them.
     readers: at a time, up to 1,024.
+    tags: versions that optimizer.tag() may give names at a time, up to 256. Where the daemon writes the run to its disk they are
+        files there, and its host memory has room for one while it is written; elsewhere each takes as much as all weights.
     """
 
     every: int = 1
     readers: int = 16
+    tags: int = 0
 
     def __post_init__(self) -> None:
-        for name, value, most in (("every", self.every, 2**32 - 1), ("readers", self.readers, _MOST_READERS)):
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-                raise Rejected(f"Follow({name}={value!r}): it must be a whole number from 1 to {most}")
+        for name, value, least, most in (
+            ("every", self.every, 1, 2**32 - 1),
+            ("readers", self.readers, 1, _MOST_READERS),
+            ("tags", self.tags, 0, _MOST_TAGS),
+        ):
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+                raise Rejected(f"Follow({name}={value!r}): it must be a whole number from {least} to {most}")
 
     def spec(self) -> dict[str, Any]:
         """ballast.v1.FollowSpec, in Protobuf's JSON."""
-        return {"every": self.every, "readers": self.readers}
+        asked = {"every": self.every, "readers": self.readers}
+        return asked | {"tags": self.tags} if self.tags else asked
 
 
 def as_follow(given: Any) -> Follow | None:

@@ -57,6 +57,7 @@ class Version:
     closed_unix_s: when its step closed, by the daemon's clock.
     tensors: a Subscriber's weights, by name, until it has gone on to the next version; dict(version.tensors) keeps them. Of a
         Follower's version they are the module's parameters, and here are none.
+    tag: the name that it was asked for by (rollback, at); None: it is the newest.
     """
 
     step: int
@@ -69,6 +70,7 @@ class Version:
     skipped: int
     closed_unix_s: float
     tensors: Mapping[str, Tensor] = field(repr=False, compare=False)
+    tag: str | None = None
 
     @property
     def staleness_s(self) -> float:
@@ -87,8 +89,9 @@ class Subscriber(Uncopyable):
     A lost connection is made again by itself for reconnect_timeout seconds. To keep a module up to date: ballast.follow.
 
     server, tls, token_file: as the optimizers' options; run: its name, default $BALLAST_RUN. every: no version nearer to
-    the last one than so many steps. patches: for patches(); takes a bit of memory for each parameter. Raises Rejected if there is no such run, or it cannot be followed; Unavailable if no
-    daemon answers. One thread at a time, but for close().
+    the last one than so many steps. patches: for patches(); takes a bit of memory for each parameter. at: begins as after
+    rollback(at). Raises Rejected if there is no such run, or it cannot be followed; Unavailable if no daemon answers. One
+    thread at a time, but for close(), rollback() and resume().
     """
 
     def __init__(
@@ -98,6 +101,7 @@ class Subscriber(Uncopyable):
         every: int = 1,
         *,
         patches: bool = False,
+        at: str | None = None,
         tls: Tls | None = None,
         token_file: str | os.PathLike[str] | None = None,
         connect_timeout: float = 10.0,
@@ -109,7 +113,7 @@ class Subscriber(Uncopyable):
         waits = seconds("connect_timeout", connect_timeout), seconds("reconnect_timeout", reconnect_timeout)
         address = standing(server)
         files = files_of(tls, address, token_file)
-        self._core = _core.Subscriber.open(address, self.run, every, bool(patches), *waits, *files)
+        self._core = _core.Subscriber.open(address, self.run, every, bool(patches), *waits, *files, tag=at or "")
         self._number = 0  # of the version that is here
         self._here: Version | None = None
         self._places: dict[str, int] = {}
@@ -161,6 +165,16 @@ class Subscriber(Uncopyable):
         """Puts the weights of the tensors of these names into `parameters`."""
         parameters.write(self._core, sorted(self._places[name] for name in names if name in self._places))
 
+    def rollback(self, name: str) -> None:
+        """Goes to the version of this name, which the trainer has given it with optimizer.tag(), and stays there: next() returns
+        it, with `tag`, and then none, until resume(). One that had come already may be returned before it. Rejected, with
+        the names that there are, if it is none of them; then all is as before."""
+        self._core.rollback(name)
+
+    def resume(self) -> None:
+        """Goes on with the newest versions."""
+        self._core.resume()
+
     def close(self) -> None:
         """Ends the connection, at once; a next() of another thread raises. Later nothing."""
         self._closing()
@@ -188,6 +202,7 @@ class Subscriber(Uncopyable):
             skipped=fields["skipped"],
             closed_unix_s=fields["closed_unix_s"],
             tensors=Tensors(self, self._number),
+            tag=fields["tag"] or None,
         )
         return self._here
 

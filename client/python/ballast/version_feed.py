@@ -66,6 +66,14 @@ class VersionFeed:
                 lambda: self._newest is not seen or self._error is not None or self._closed, timeout
             )
 
+    def rollback(self, name: str) -> None:
+        self.check()
+        self._subscriber.rollback(name)
+
+    def resume(self) -> None:
+        self.check()
+        self._subscriber.resume()
+
     def close(self) -> None:
         self._closed = True
         with self._news:

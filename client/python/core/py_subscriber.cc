@@ -36,6 +36,7 @@ nb::dict DictOf(const FollowedVersion& version) {
   out["skipped"] = version.skipped;
   out["closed_unix_s"] = version.closed_unix_s;
   out["respecified"] = version.respecified;
+  out["tag"] = version.tag;
   return out;
 }
 
@@ -128,6 +129,11 @@ void PySubscriber::ReadChanged(uint32_t tensor, uint64_t count, uintptr_t places
   }));
 }
 
+void PySubscriber::Rollback(const std::string& tag) const {
+  const auto subscriber = Get();
+  OrThrow(Unlocked([&] { return subscriber->Rollback(tag); }));
+}
+
 void BindSubscriber(nb::module_& module) {
   using nb::arg;
   nb::class_<PySubscriber>(module, "Subscriber")
@@ -135,17 +141,18 @@ void BindSubscriber(nb::module_& module) {
           "open",
           [](const std::string& server, const std::string& run_id, uint64_t every, bool marks_changed,
              double connect_timeout_s, double reconnect_timeout_s, const std::string& ca,
-             const std::string& certificate, const std::string& key, const std::string& token_file) {
+             const std::string& certificate, const std::string& key, const std::string& token_file,
+             const std::string& tag) {
             return PySubscriber::Open({.server = server,
                                        .tls = {.ca = ca, .certificate = certificate, .key = key},
                                        .token_file = token_file,
                                        .connect_timeout_s = connect_timeout_s,
                                        .reconnect_timeout_s = reconnect_timeout_s},
-                                      {.run_id = run_id, .every = every, .marks_changed = marks_changed});
+                                      {.run_id = run_id, .every = every, .marks_changed = marks_changed, .tag = tag});
           },
           arg("server"), arg("run_id"), arg("every"), arg("marks_changed"), arg("connect_timeout_s"),
           arg("reconnect_timeout_s"), arg("tls_ca") = "", arg("tls_certificate") = "", arg("tls_key") = "",
-          arg("token_file") = "")
+          arg("token_file") = "", arg("tag") = "")
       .def("next", &PySubscriber::Next, arg("timeout_s"))
       .def("await_next", &PySubscriber::Await, arg("timeout_s"))
       .def_prop_ro("readable", &PySubscriber::readable)
@@ -154,6 +161,8 @@ void BindSubscriber(nb::module_& module) {
       .def("count_changed", &PySubscriber::CountChanged, arg("tensor"))
       .def("read_changed", &PySubscriber::ReadChanged, arg("tensor"), arg("count"), arg("places"), arg("values"),
            arg("bytes"))
+      .def("rollback", &PySubscriber::Rollback, arg("tag"))
+      .def("resume", &PySubscriber::Resume)
       .def("close", &PySubscriber::Close);
 }
 

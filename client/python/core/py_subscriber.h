@@ -28,6 +28,8 @@ class PySubscriber {
   uint64_t CountChanged(uint32_t tensor) const;
   // As Subscriber::ReadChanged, to these addresses.
   void ReadChanged(uint32_t tensor, uint64_t count, uintptr_t places, uintptr_t values, uint64_t bytes) const;
+  void Rollback(const std::string& tag) const;
+  void Resume() const { Get()->Resume(); }
   // Calls under way in other threads end at once.
   void Close();
 

@@ -59,6 +59,25 @@ nb::dict Checkpoint(const PyClient& self, const std::string& run_id) {
   return ToDict(OrThrow(self.Ask([run_id](Client& client) { return client.Checkpoint(run_id); })));
 }
 
+nb::dict TagVersion(const PyClient& self, const std::string& run_id, const std::string& name, bool replace) {
+  v1::TagVersionRequest request;
+  request.set_run_id(run_id);
+  request.set_name(name);
+  request.set_replace(replace);
+  return ToDict(OrThrow(self.Ask([request](Client& client) { return client.TagVersion(request); })));
+}
+
+void UntagVersion(const PyClient& self, const std::string& run_id, const std::string& name) {
+  OrThrow(self.Ask([run_id, name](Client& client) -> absl::StatusOr<v1::UntagVersionResponse> {
+    if (auto s = client.UntagVersion(run_id, name); !s.ok()) return s;
+    return v1::UntagVersionResponse();
+  }));
+}
+
+nb::dict ListVersions(const PyClient& self, const std::string& run_id) {
+  return ToDict(OrThrow(self.Ask([run_id](Client& client) { return client.ListVersions(run_id); })));
+}
+
 nb::dict Rewind(const PyClient& self, const std::string& run_id, std::optional<uint64_t> to_step,
                 std::optional<uint32_t> steps_back, const std::string& reason) {
   v1::RewindRequest request;
@@ -82,6 +101,9 @@ void BindRuns(nb::class_<PyClient>& client) {
       .def("list_runs", &ListRuns)
       .def("delete_run", &DeleteRun, arg("run_id"), arg("force") = false, arg("keep_checkpoints") = false)
       .def("checkpoint", &Checkpoint, arg("run_id"))
+      .def("tag_version", &TagVersion, arg("run_id"), arg("name"), arg("replace") = false)
+      .def("untag_version", &UntagVersion, arg("run_id"), arg("name"))
+      .def("list_versions", &ListVersions, arg("run_id"))
       .def("rewind", &Rewind, arg("run_id"), arg("to_step").none(), arg("steps_back").none(), arg("reason"));
 }
 

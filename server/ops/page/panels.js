@@ -75,6 +75,11 @@ export function durableText(durability) {
   return `step ${count(step)}, checkpoint ${seconds(Math.floor(parse(durability.checkpoint_age_s)))} ago`;
 }
 
+// Versions that have names. `follow`: as in RunStatus.
+export function tagsText(follow) {
+  return `${count(parse(follow.tags))}, ${bytes(parse(follow.tag_bytes))}`;
+}
+
 // Who keeps up with the weights, and how. `follow`: as in RunStatus.
 export function followText(follow) {
   const readers = parse(follow.readers) ?? 0;
@@ -113,6 +118,7 @@ export function fillFigures(list, run, steps) {
     ["On", (run.plan?.devices ?? []).join(", ") || NONE],
     ...(run.durability ? [["On the disk", durableText(run.durability)]] : []),
     ...(run.follow ? [["Followers", followText(run.follow)]] : []),
+    ...(parse(run.follow?.tags) ? [["Versions with names", tagsText(run.follow)]] : []),
   ];
   keepChildren(
     list, figures, ([name]) => name,
