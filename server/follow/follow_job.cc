@@ -136,10 +136,7 @@ bool FollowJob::WriteWhole(const Whole& whole, absl::FunctionRef<const VersionPi
   if (!opened_ && !sink_->HasRoom(0)) return true;
   if (!opened_) {
     const uint64_t skipped = have_number_ && *have_number_ + 1 < whole.number ? whole.number - *have_number_ - 1 : 0;
-    Open({.id = whole.id,
-          .bytes = BytesOf(*whole.digests),
-          .skipped = skipped,
-          .closed_unix_s = whole.closed_unix_s});
+    Open({.id = whole.id, .bytes = BytesOf(*whole.digests), .skipped = skipped, .closed_unix_s = whole.closed_unix_s});
   }
   const std::vector<uint64_t>& starts = *chunk_starts_;
   for (; next_ < starts.back(); ++next_) {
@@ -220,12 +217,8 @@ void FollowJob::Stop(absl::Status status) {
 
 bool FollowJob::Keeps(const WeightVersion* newest) const {
   if (!sending() || std::holds_alternative<std::shared_ptr<StoredVersion>>(parcels_[place_])) return false;
-  return whole() == nullptr || whole() != newest;
-}
-
-const WeightVersion* FollowJob::whole() const {
-  const auto* whole = sending() ? std::get_if<std::shared_ptr<const WeightVersion>>(&parcels_[place_]) : nullptr;
-  return whole == nullptr ? nullptr : whole->get();
+  const auto* whole = std::get_if<std::shared_ptr<const WeightVersion>>(&parcels_[place_]);
+  return whole == nullptr || whole->get() != newest;
 }
 
 bool FollowJob::IsSlow(double now_s, double patience_s) const {

@@ -70,8 +70,6 @@ class FollowJob {
   bool sending() const { return place_ < parcels_.size(); }
   // Whether it is in the middle of a version that is sent whole, and is not this one.
   bool Keeps(const WeightVersion* newest) const;
-  // The version in memory that it is in the middle of; nullptr: none.
-  const WeightVersion* whole() const;
   // Whether its reader has taken nothing for patience_s; or has taken longer over what it is sent now than that and what
   // the bytes need at kLeastBytesPerS.
   bool IsSlow(double now_s, double patience_s) const;
@@ -131,8 +129,8 @@ class FollowJob {
   bool gathered_ = false;   // something is written that is not sent
   bool stopped_ = false;
   const bool alone_;
-  const std::vector<bool> tensors_;      // that are wanted; empty: all
-  VersionPiecePtr fetched_ = nullptr;    // from the disk, the chunk `next_`
+  const std::vector<bool> tensors_;    // that are wanted; empty: all
+  VersionPiecePtr fetched_ = nullptr;  // from the disk, the chunk `next_`
   bool fetching_ = false;
   // While the job is there: what is read for it may come later.
   const std::shared_ptr<FollowJob*> self_ = std::make_shared<FollowJob*>(this);

@@ -32,14 +32,14 @@ Followers::Followers(Environment environment)
       memory_(std::make_shared<FollowMemory>(FollowMemoryBytes(*environment_.spec, *environment_.plan) +
                                              TagMemoryBytes(*environment_.spec, *environment_.plan))),
       epoch_(Draw()),
-      tags_(std::make_shared<TagKeeper>(TagKeeper::Environment{
-          .spec = environment_.spec,
-          .chunk_starts = environment_.chunk_starts,
-          .version_bytes = VersionBytes(*environment_.spec, *environment_.plan),
-          .memory = memory_,
-          .strand = environment_.strand,
-          .storage = environment_.tags,
-          .changed = [this] { Show(); }})),
+      tags_(std::make_shared<TagKeeper>(
+          TagKeeper::Environment{.spec = environment_.spec,
+                                 .chunk_starts = environment_.chunk_starts,
+                                 .version_bytes = VersionBytes(*environment_.spec, *environment_.plan),
+                                 .memory = memory_,
+                                 .strand = environment_.strand,
+                                 .storage = environment_.tags,
+                                 .changed = [this] { Show(); }})),
       maker_(std::make_shared<VersionMaker>(VersionMaker::Environment{
           .spec = environment_.spec,
           .store = environment_.store,
@@ -165,6 +165,7 @@ void Followers::Tick(double now_s) {
   const double patience_s = environment_.spec->pull_timeout_s;
   double behind_s = 0;
   if (short_of_memory_) EndSlowest(now_s, patience_s);
+  EndStuck(now_s, patience_s);
   for (Reader& reader : readers_) {
     const FollowJob& job = *reader.job;
     if (reader.ended_s > 0 && now_s > reader.ended_s + patience_s) job.sink()->Cancel();
@@ -182,7 +183,6 @@ void Followers::EndSlowest(double now_s, double patience_s) {
   for (const Reader& reader : readers_) {
     FollowJob* const job = reader.job.get();
     if (!job->Keeps(history_.newest.get()) || !job->IsSlow(now_s, patience_s)) continue;
-    if (tags_->Keeps(job->whole())) continue;  // it stays in any case
     if (slowest == nullptr || job->began_s() < slowest->began_s()) slowest = job;
   }
   if (slowest == nullptr) return;

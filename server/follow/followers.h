@@ -117,6 +117,8 @@ class Followers {
   bool HasMemory();
   void OfferAll();
   void EndSlowest(double now_s, double patience_s);
+  // Readers of one version that take it too slowly, and a place of those who follow.
+  void EndStuck(double now_s, double patience_s);
   void OnMade(std::shared_ptr<const WeightVersion> version, std::shared_ptr<const VersionChange> change);
   void Show();
 

@@ -13,8 +13,8 @@ absl::Status Followers::GoneError(const VersionChoice& choice) const {
                                  ? "there is no newest version"
                                  : absl::StrCat("the newest is of step ", history_.newest->id.step, ", generation ",
                                                 history_.newest->id.generation);
-  const std::string asked = choice.tag.empty() ? absl::StrCat("of step ", choice.id.step)
-                                               : absl::StrCat("of the name '", choice.tag, "'");
+  const std::string asked =
+      choice.tag.empty() ? absl::StrCat("of step ", choice.id.step) : absl::StrCat("of the name '", choice.tag, "'");
   return absl::NotFoundError(absl::StrCat("run '", environment_.spec->run_id, "' has no version ", asked, ": ", newest,
                                           "; names: ", tags_->Describe()));
 }
@@ -35,6 +35,16 @@ void Followers::BeginAlone(const VersionChoice& choice, FollowOrder order, std::
     if (reader == nullptr || reader->job->stopped()) return;
     stored.ok() ? reader->job->SendAlone(*std::move(stored)) : reader->job->Stop(stored.status());
   });
+}
+
+void Followers::EndStuck(double now_s, double patience_s) {
+  for (const Reader& reader : readers_) {
+    FollowJob& job = *reader.job;
+    if (job.follows() || !job.IsSlow(now_s, patience_s)) continue;
+    job.Stop(absl::UnavailableError(absl::StrCat("this reader of a version of run '", environment_.spec->run_id,
+                                                 "' has taken nothing for ", patience_s,
+                                                 " s (limits.pull_timeout), or less than 1 MiB a second; ask again")));
+  }
 }
 
 void Followers::Tag(TagOrder order, TagKeeper::Done done) {

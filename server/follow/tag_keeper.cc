@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
@@ -95,7 +94,8 @@ absl::Status TagKeeper::Check(const Order& order, const std::optional<VersionId>
   const uint32_t most = environment_.spec->follow->tags;
   if (most == 0) {
     return absl::FailedPreconditionError(
-        absl::StrCat("run '", run, "' keeps no versions by name: its spec has no follow.tags; create it with some, or "
+        absl::StrCat("run '", run,
+                     "' keeps no versions by name: its spec has no follow.tags; create it with some, or "
                      "amend it"));
   }
   const auto found = entries_.find(order.name);
@@ -108,8 +108,8 @@ absl::Status TagKeeper::Check(const Order& order, const std::optional<VersionId>
   const VersionTag& tag = found->second.tag;
   if (!id || order.replace || (tag.id == *id && tag.unreadable.empty())) return absl::OkStatus();
   return absl::AlreadyExistsError(absl::StrCat("'", order.name, "' is the name of another version of run '", run,
-                                               "', of step ", tag.id.step, "; with replace it is given to this one, of ",
-                                               "step ", id->step));
+                                               "', of step ", tag.id.step,
+                                               "; with replace it is given to this one, of ", "step ", id->step));
 }
 
 const TagKeeper::Entry* TagKeeper::Find(const VersionChoice& choice) const {
@@ -123,11 +123,6 @@ const TagKeeper::Entry* TagKeeper::Find(const VersionChoice& choice) const {
     if (newest == nullptr || newest->tag.id.generation < entry.tag.id.generation) newest = &entry;
   }
   return newest;
-}
-
-bool TagKeeper::Keeps(const WeightVersion* version) const {
-  if (version == nullptr) return false;
-  return absl::c_any_of(entries_, [&](const auto& named) { return named.second.version.get() == version; });
 }
 
 void TagKeeper::Insert(Entry entry) {
@@ -243,8 +238,7 @@ absl::Status TagKeeper::WriteFileOf(const Writing& writing, const std::string& f
   };
   RETURN_IF_ERROR(writing.storage.threads->ForEach(1, write));
   Fs* const fs = writing.storage.fs;
-  RETURN_IF_ERROR(
-      fs->Rename(absl::StrCat(folder, "/", NameOf(part)), absl::StrCat(folder, "/", NameOf(writing.file))));
+  RETURN_IF_ERROR(fs->Rename(absl::StrCat(folder, "/", NameOf(part)), absl::StrCat(folder, "/", NameOf(writing.file))));
   return fs->SyncFolder(folder);
 }
 
@@ -321,8 +315,7 @@ void TagKeeper::Remove(const std::string& name, absl::AnyInvocable<void(absl::St
   });
 }
 
-void TagKeeper::Open(const Entry& entry,
-                     std::function<void(absl::StatusOr<std::shared_ptr<StoredVersion>>)> done) {
+void TagKeeper::Open(const Entry& entry, std::function<void(absl::StatusOr<std::shared_ptr<StoredVersion>>)> done) {
   if (!entry.tag.unreadable.empty()) return done(absl::FailedPreconditionError(entry.tag.unreadable));
   disk_->Post([self = weak_from_this(), done = std::move(done), fs = environment_.storage.fs, file = entry.tag.file,
                spec = environment_.spec, disk = disk_.get(), strand = environment_.strand] {

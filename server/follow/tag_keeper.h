@@ -102,7 +102,7 @@ class TagKeeper : public std::enable_shared_from_this<TagKeeper> {
   using Done = absl::AnyInvocable<void(absl::StatusOr<Tagged>)>;
   struct Entry {
     VersionTag tag;
-    uint64_t number = 0;                                   // of its file
+    uint64_t number = 0;                                     // of its file
     std::shared_ptr<const WeightVersion> version = nullptr;  // where it is in memory
   };
 
@@ -124,8 +124,6 @@ class TagKeeper : public std::enable_shared_from_this<TagKeeper> {
   void Remove(const std::string& name, absl::AnyInvocable<void(absl::Status)> done);
   // nullptr: none has this name, or is this version.
   const Entry* Find(const VersionChoice& choice) const;
-  // Whether the version is kept in memory for its name.
-  bool Keeps(const WeightVersion* version) const;
   // Of one that is on the disk.
   void Open(const Entry& entry, std::function<void(absl::StatusOr<std::shared_ptr<StoredVersion>>)> done);
   // "'a' (step 3), 'b' (step 7)", or "none".
@@ -160,9 +158,9 @@ class TagKeeper : public std::enable_shared_from_this<TagKeeper> {
   const Environment environment_;
   absl::Status load_status_;
   std::map<std::string, Entry> entries_;
-  uint64_t last_number_ = 0;                             // of a file
+  uint64_t last_number_ = 0;                               // of a file
   absl::AnyInvocable<void(absl::Status)> busy_ = nullptr;  // how to end what is under way on the disk
-  uint64_t calls_ = 0;                                   // of the disk's thread; the last is the one under way
+  uint64_t calls_ = 0;                                     // of the disk's thread; the last is the one under way
   std::shared_ptr<std::atomic<bool>> cancelled_;
   std::unique_ptr<Strand> disk_;  // none: in memory. Last: its thread ends first
 };

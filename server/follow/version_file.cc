@@ -56,8 +56,8 @@ std::vector<Part> PartsOf(const RunSpec& spec) {
 absl::string_view DtypeOf(const TensorSpec& t) {
   const kernels::WireFormat& format = kernels::WireFormats()[static_cast<size_t>(t.serving_format)];
   constexpr std::pair<absl::string_view, absl::string_view> kNamed[] = {
-      {"fp32", "F32"}, {"bf16", "BF16"}, {"fp16", "F16"}, {"fp8-e4m3", "F8_E4M3"}, {"fp8-e5m2", "F8_E5M2"},
-      {"int8", "I8"}};
+      {"fp32", "F32"},         {"bf16", "BF16"},        {"fp16", "F16"},
+      {"fp8-e4m3", "F8_E4M3"}, {"fp8-e5m2", "F8_E5M2"}, {"int8", "I8"}};
   for (const auto& [name, dtype] : kNamed) {
     if (absl::StartsWith(format.name, name)) return dtype;
   }
@@ -272,8 +272,8 @@ absl::StatusOr<VersionPiecePtr> VersionFile::Read(uint32_t tensor, uint64_t chun
   const absl::Span<std::byte> in_bytes(reinterpret_cast<std::byte*>(scales.data()), scales.size() * sizeof(float));
   RETURN_IF_ERROR(ReadData(places_[tensor].scales + rows.first * sizeof(float), in_bytes, &scales_));
   const uint32_t crc = Crc32c(codes);
-  return std::make_shared<const VersionPiece>(VersionPiece{
-      .memory = std::move(memory), .size = codes.size(), .scales = std::move(scales), .crc32c = crc});
+  return std::make_shared<const VersionPiece>(
+      VersionPiece{.memory = std::move(memory), .size = codes.size(), .scales = std::move(scales), .crc32c = crc});
 }
 
 }  // namespace ballast

@@ -72,8 +72,8 @@ struct VersionFigures {
 // Those readers now.
 struct FollowerFigures {
   uint32_t count = 0;
-  size_t tags = 0;         // versions that have names
-  uint64_t tag_bytes = 0;  // of these
+  size_t tags = 0;            // versions that have names
+  uint64_t tag_bytes = 0;     // of these
   double behind_seconds = 0;  // of the one for which a version that it wants has been there longest
 };
 

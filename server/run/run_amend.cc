@@ -27,7 +27,8 @@ absl::Status Run::CheckHold(SessionId session) const {
   }
   if (followers_ != nullptr && followers_->tags_in_memory() > 0) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "run '", spec_.run_id, "' has ", followers_->tags_in_memory(), " versions with names in memory, which would go "
+        "run '", spec_.run_id, "' has ", followers_->tags_in_memory(),
+        " versions with names in memory, which would go "
         "with the run as it is: pull what is to be kept, untag them, and amend it then. With storage.dir they stay"));
   }
   if (loader_->loaded()) return absl::OkStatus();

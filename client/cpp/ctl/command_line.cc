@@ -18,8 +18,8 @@ std::vector<Command> Commands() {
   return {StatusCommand(),      RunsCommand(),    RunCommand(),    WatchCommand(),  ExplainCommand(),
           HistoryCommand(),     PlanCommand(),    DoctorCommand(), RewindCommand(), CheckpointCommand(),
           CheckpointsCommand(), RestoreCommand(), VerifyCommand(), DeleteCommand(), HealthCommand(),
-          CertsCommand(),       TokenCommand(),   FollowCommand(), TagCommand(),
-          UntagCommand(),       VersionsCommand(), DiffCommand()};
+          CertsCommand(),       TokenCommand(),   FollowCommand(), TagCommand(),    UntagCommand(),
+          VersionsCommand(),    DiffCommand()};
 }
 
 std::vector<Flag> CommonFlags() {

@@ -80,17 +80,18 @@ int PrintVersions(const Invocation& invocation) {
 }  // namespace
 
 Command TagCommand() {
-  return {.name = "tag",
-          .arguments = {"RUN", "NAME"},
-          .summary = "give a version of a run's weights a name, by which it is kept",
-          .details =
-              "Without --step or --of it is that of the last step that has closed; with one open, of that when it closes.\n"
-              "Where the run has checkpoints the version is a safetensors file beside them, else it is in the daemon's\n"
-              "memory. The run needs follow.tags in its spec. `ballastctl follow RUN --tag NAME` fetches it.\n",
-          .flags = {{"step", "N", "of this step: the newest version's, or that of one that has a name"},
-                    {"of", "NAME", "of the version that has this name already"},
-                    {"replace", "", "NAME may be another version's, which then has it no more"}},
-          .run = TagRun};
+  return {
+      .name = "tag",
+      .arguments = {"RUN", "NAME"},
+      .summary = "give a version of a run's weights a name, by which it is kept",
+      .details =
+          "Without --step or --of it is that of the last step that has closed; with one open, of that when it closes.\n"
+          "Where the run has checkpoints the version is a safetensors file beside them, else it is in the daemon's\n"
+          "memory. The run needs follow.tags in its spec. `ballastctl follow RUN --tag NAME` fetches it.\n",
+      .flags = {{"step", "N", "of this step: the newest version's, or that of one that has a name"},
+                {"of", "NAME", "of the version that has this name already"},
+                {"replace", "", "NAME may be another version's, which then has it no more"}},
+      .run = TagRun};
 }
 
 Command UntagCommand() {

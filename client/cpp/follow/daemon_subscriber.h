@@ -95,8 +95,8 @@ class DaemonSubscriber final : public Subscriber {
   std::optional<ChangedElements> changed_;  // by the version that the weights are of; none: they are not marked
 
   // The receiver's.
-  std::string asked_;   // tag_, when it was learned
-  uint64_t turn_ = 0;   // turns_, likewise
+  std::string asked_;                  // tag_, when it was learned
+  uint64_t turn_ = 0;                  // turns_, likewise
   std::optional<v1::VersionId> have_;  // none: the weights are of no version
   std::optional<v1::VersionId> told_;  // the last one published
   std::optional<IncomingVersion> incoming_;

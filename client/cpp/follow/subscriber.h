@@ -66,7 +66,7 @@ struct FollowedVersion {
   uint64_t whole_bytes = 0;     // of all codes and scales of the run
   uint64_t skipped = 0;         // versions that were made since the one before, and did not come
   double closed_unix_s = 0;     // when its step closed, by the daemon's clock
-  std::string tag = {};  // the name that it was asked for by (Subscriber::Rollback); empty: it is the newest
+  std::string tag = {};         // the name that it was asked for by (Subscriber::Rollback); empty: it is the newest
   // The run was amended: spec() names other tensors, or formats, than with the version before.
   bool respecified = false;
 

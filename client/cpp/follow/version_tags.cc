@@ -59,8 +59,8 @@ absl::Status CheckTag(Connection& connection, const std::string& run_id, const s
     if (tag.unreadable().empty()) return absl::OkStatus();
     return absl::FailedPreconditionError(absl::StrCat("version '", name, "': ", tag.unreadable()));
   }
-  return absl::NotFoundError(absl::StrCat("run '", run_id, "' has no version of the name '", name, "'; names: ",
-                                          names.empty() ? "none" : absl::StrJoin(names, ", ")));
+  return absl::NotFoundError(absl::StrCat("run '", run_id, "' has no version of the name '", name,
+                                          "'; names: ", names.empty() ? "none" : absl::StrJoin(names, ", ")));
 }
 
 }  // namespace ballast

@@ -268,8 +268,8 @@ TEST_P(FollowTrainingTest, AReaderMayBeginAtAVersionWithAName) {
   const auto good = training.Pulled();
   ASSERT_TRUE(training.client->TagVersion(NameIt("good")).ok());
   training.Train(2);
-  const auto reader =
-      Subscriber::Open({.server = daemon_.address(), .log = [](const std::string&) {}}, {.run_id = kRun, .tag = "good"});
+  const auto reader = Subscriber::Open({.server = daemon_.address(), .log = [](const std::string&) {}},
+                                       {.run_id = kRun, .tag = "good"});
   ASSERT_TRUE(reader.ok()) << reader.status();
   EXPECT_EQ(Await(**reader, "good", 0).step, 1u);
   EXPECT_EQ(Here(**reader), good);

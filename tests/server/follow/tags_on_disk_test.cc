@@ -226,7 +226,8 @@ TEST(TagFilesTest, NamesAreToldFromOthers) {
   EXPECT_EQ(file->tag, "v1.2");
   EXPECT_EQ(file->number, 7u);
   EXPECT_FALSE(ParseTagFile("good.7.part")->whole);
-  for (const char* name : {"good.safetensors", "good.07.safetensors", ".7.safetensors", "good.7.bin", "7.safetensors"}) {
+  for (const char* name :
+       {"good.safetensors", "good.07.safetensors", ".7.safetensors", "good.7.bin", "7.safetensors"}) {
     EXPECT_FALSE(ParseTagFile(name)) << name;
   }
 }

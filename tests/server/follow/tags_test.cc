@@ -141,20 +141,17 @@ TEST_F(TagsInMemoryTest, TheyNeverTakeTheRoomOfTheNextVersion) {
   EXPECT_FALSE(slow->ended());
 }
 
-// It is sent a version that stays in any case: to end it would free nothing.
-TEST_F(TagsInMemoryTest, ASlowReaderOfOneIsNotInTheWay) {
+TEST_F(TagsInMemoryTest, AReaderOfOneThatTakesNothingGivesItsPlaceUp) {
   Make("bf16");
-  const auto quick = Follow();
-  Version(0);
-  ASSERT_TRUE(Tag("good", OfStep(0)).ok());
-  const auto slow = Follow({.version = Named("good")}, {}, /*held=*/true);
-  for (uint64_t step = 1; step < 6; ++step) {
-    ChangeAll(step + 10);
-    Version(step);
-    quick->At(step);
-    OnStrand([&] { followers_->Tick(MonotonicSeconds() + 1000); });
-  }
-  EXPECT_FALSE(slow->ended());
+  ASSERT_TRUE(TagNow("good", 1).ok());
+  const auto follower = Follow({}, {}, /*held=*/true);
+  const auto stuck = Follow({.version = Named("good")}, {}, /*held=*/true);
+  OnStrand([&] { followers_->Tick(MonotonicSeconds()); });
+  EXPECT_FALSE(stuck->ended());
+  OnStrand([&] { followers_->Tick(MonotonicSeconds() + 1000); });
+  ASSERT_TRUE(stuck->ended());
+  EXPECT_THAT(std::string(stuck->ended()->message()), HasSubstr("limits.pull_timeout"));
+  EXPECT_FALSE(follower->ended()) << "it is in nobody's way";
 }
 
 TEST_F(TagsInMemoryTest, NamesThatWaitEndWithTheRunOrItsWeights) {
