@@ -86,8 +86,8 @@ Metadata ToMetadata(const VersionFileInfo& info) {
                     {"step", absl::StrCat(info.id.step)},
                     {"generation", absl::StrCat(info.id.generation)},
                     {"epoch", absl::StrCat(info.id.epoch)},
-                    {"closed_unix_s", absl::StrFormat("%.6f", info.closed_unix_s)},
-                    {"tagged_unix_s", absl::StrFormat("%.6f", info.tagged_unix_s)},
+                    {"closed_unix_s", absl::StrFormat("%.7f", info.closed_unix_s)},
+                    {"tagged_unix_s", absl::StrFormat("%.7f", info.tagged_unix_s)},
                     {"digests", std::move(digests)},
                     {"crc32c", std::move(sums)}};
   metadata[std::string(kChecksumKey)] = Checksum(metadata);
@@ -226,7 +226,9 @@ absl::Status VersionFile::ReadHeader() {
   info_ = *std::move(info);
   data_begin_ = header.size();
   data_bytes_ = VersionDataBytes(*spec_);
-  if (info_.digests.size() != spec_->tensors.size() || VersionHeader(*spec_, info_) != header) {
+  const uint64_t blocks = (data_bytes_ + kChecksumBlock - 1) / kChecksumBlock;
+  if (info_.digests.size() != spec_->tensors.size() || info_.sums.size() != blocks ||
+      VersionHeader(*spec_, info_) != header) {
     return absl::FailedPreconditionError(absl::StrCat(
         "the version of step ", info_.id.step, " is of another spec than run '", spec_->run_id,
         "' has now (other tensors, or formats), or its header is damaged; any safetensors reader reads it: ", path_));

@@ -29,15 +29,16 @@ constexpr char kOwn[] = "own-1", kOther[] = "other-1";
 
 // The least scope that each method wants on the run, as the documents say it; none: any grant will do.
 const std::map<std::string, std::optional<Scope>> kWanted = {
-    {"GetServer", std::nullopt},  {"ListRuns", std::nullopt},
-    {"GetRun", Scope::kObserve},  {"GetHistory", Scope::kObserve},
-    {"Pull", Scope::kPull},       {"Subscribe", Scope::kPull},
-    {"Plan", std::nullopt},       {"ListCheckpoints", Scope::kObserve},
-    {"CreateRun", Scope::kPush},  {"AmendRun", Scope::kPush},
-    {"Attach", Scope::kPush},     {"LoadState", Scope::kPush},
-    {"Train", Scope::kPush},      {"Checkpoint", Scope::kPush},
-    {"DeleteRun", Scope::kAdmin}, {"Rewind", Scope::kAdmin},
-    {"Restore", Scope::kAdmin},
+    {"GetServer", std::nullopt},    {"ListRuns", std::nullopt},
+    {"GetRun", Scope::kObserve},    {"GetHistory", Scope::kObserve},
+    {"Pull", Scope::kPull},         {"Subscribe", Scope::kPull},
+    {"Plan", std::nullopt},         {"ListCheckpoints", Scope::kObserve},
+    {"CreateRun", Scope::kPush},    {"AmendRun", Scope::kPush},
+    {"Attach", Scope::kPush},       {"LoadState", Scope::kPush},
+    {"Train", Scope::kPush},        {"Checkpoint", Scope::kPush},
+    {"DeleteRun", Scope::kAdmin},   {"Rewind", Scope::kAdmin},
+    {"Restore", Scope::kAdmin},     {"TagVersion", Scope::kPush},
+    {"UntagVersion", Scope::kPush}, {"ListVersions", Scope::kPull},
 };
 
 std::vector<const MethodDescriptor*> Methods() {
