@@ -13,6 +13,7 @@ from torch import nn
 import ballast
 from daemon import Daemon
 from models import perceptron, same_bits, spirals, weights_of
+from test_follow_daemon import optimizer_of, train
 
 LONG_S = 60.0
 TAGGED = ballast.Follow(tags=2)
@@ -23,18 +24,6 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """One that has all of a run, whatever --daemons says."""
     with Daemon() as started:
         yield started
-
-
-def optimizer_of(module: nn.Module, one: Daemon, run: str, **options: object) -> ballast.AdamW:
-    return ballast.AdamW(module.named_parameters(), lr=1e-2, server=one.server, run=run, **options)  # type: ignore[arg-type]
-
-
-def train(module: nn.Module, optimizer: ballast.AdamW, steps: int) -> None:
-    inputs, labels = spirals(1)
-    for _ in range(steps):
-        loss = nn.functional.cross_entropy(module(inputs), labels)
-        loss.backward()
-        optimizer.step(loss=loss)
 
 
 def kept(module: nn.Module) -> dict[str, torch.Tensor]:

@@ -28,12 +28,15 @@ class TagsOnDiskTest : public TagsTest {
     ASSERT_TRUE(fs->MakeFolder("/r").ok());
     ASSERT_TRUE(fs->SyncFolder("/").ok());
   }
-  // A daemon on this disk, which finds what is there.
-  void StartAgain(Fs* fs) {
+  void LetGo() {
     OnStrand([&] {
       store_->set_before_change(nullptr);
       followers_.reset();
     });
+  }
+  // A daemon on this disk, which finds what is there.
+  void StartAgain(Fs* fs) {
+    LetGo();
     ASSERT_TRUE(CleanUpTags(fs, "/r/tags").ok());
     tags_.fs = fs;
     MakeFollowers();
@@ -111,10 +114,7 @@ TEST_P(TagCutTest, AFileIsWholeOrNotThereWhereverThePowerIsCut) {
       EXPECT_FALSE(b.ok() && untagged);
       StartAgain(&fs_);  // lets go of it
     }
-    OnStrand([&] {
-      store_->set_before_change(nullptr);
-      followers_.reset();
-    });
+    LetGo();
     if (untags ? untagged : named) break;
     ASSERT_LT(cut, 200);
   }
@@ -140,10 +140,7 @@ TEST_F(TagsOnDiskTest, WhatAnErrorOrAFullDiskLeavesIsAllAsBefore) {
       EXPECT_THAT(fs.Dump(), ::testing::Not(HasSubstr(".part")));
       ASSERT_TRUE(TagNow("a", 2, /*replace=*/true).ok()) << "once there is room";
     }
-    OnStrand([&] {
-      store_->set_before_change(nullptr);
-      followers_.reset();
-    });
+    LetGo();
     if (call == 40) break;  // past all of them
   }
 }
@@ -177,10 +174,7 @@ TEST_F(TagsOnDiskTest, AVersionOfAnotherSpecIsShownAndNotRead) {
   MakeRoot(&fs_);
   MakeOn(&fs_, "bf16");
   ASSERT_TRUE(TagNow("good", 5).ok());
-  OnStrand([&] {
-    store_->set_before_change(nullptr);
-    followers_.reset();
-  });
+  LetGo();
   MakeOn(&fs_, "fp16");
   ASSERT_EQ(Tags().size(), 1u);
   EXPECT_THAT(Tags()[0].unreadable, HasSubstr("is of another spec than run 'r1' has now"));
