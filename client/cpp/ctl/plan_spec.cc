@@ -102,6 +102,9 @@ absl::Status TakeSteps(const Invocation& invocation, v1::RunSpec* spec) {
   const auto readers = WholeNumber("--readers", invocation.Get("readers", "0"));
   if (!readers.ok()) return readers.status();
   if (*readers > 0) spec->mutable_follow()->set_readers(static_cast<uint32_t>(std::min<uint64_t>(*readers, kMost)));
+  const auto tags = WholeNumber("--tags", invocation.Get("tags", "0"));
+  if (!tags.ok()) return tags.status();
+  if (*tags > 0) spec->mutable_follow()->set_tags(static_cast<uint32_t>(std::min<uint64_t>(*tags, kMost)));
   spec->set_commit(commit == "staged" ? v1::COMMIT_MODE_STAGED : v1::COMMIT_MODE_RELEASE);
   return absl::OkStatus();
 }
@@ -124,7 +127,8 @@ std::vector<Flag> PlanFlags() {
           {"accumulation", "N", "micro-batches a step, at most; default 1"},
           {"commit", "MODE", "release (default) or staged, which keeps all gradients until they are judged"},
           {"snapshots", "N", "of past steps, in host memory, to rewind to; default 0"},
-          {"readers", "N", "who follow the run at a time, as `ballastctl follow` does; default 0"}};
+          {"readers", "N", "who follow the run at a time, as `ballastctl follow` does; default 0"},
+          {"tags", "N", "versions of the weights that may have names at a time, as `ballastctl tag` gives; default 0"}};
 }
 
 absl::StatusOr<v1::RunSpec> PlanSpec(const Invocation& invocation) {

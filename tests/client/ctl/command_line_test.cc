@@ -119,6 +119,8 @@ TEST(PlanSpecTest, ReadersFollowTheRunWhereTheyAreCounted) {
   EXPECT_FALSE(PlanSpec(Plan({{"parameters", "20"}, {"tensors", "2"}}))->has_follow());
   EXPECT_EQ(PlanSpec(Plan({{"parameters", "20"}, {"tensors", "2"}, {"readers", "3"}}))->follow().readers(), 3u);
   EXPECT_FALSE(PlanSpec(Plan({{"parameters", "20"}, {"tensors", "2"}, {"readers", "few"}})).ok());
+  EXPECT_EQ(PlanSpec(Plan({{"parameters", "20"}, {"tensors", "2"}, {"tags", "4"}}))->follow().tags(), 4u);
+  EXPECT_FALSE(PlanSpec(Plan({{"parameters", "20"}, {"tensors", "2"}, {"tags", "-1"}})).ok());
 }
 
 TEST(PlanSpecTest, ReadsAShapeList) {
