@@ -1,8 +1,10 @@
 #include "kernels/registry.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "kernels/cpu/tables.h"
+#include "kernels/math/average.h"
 #include "kernels/math/random.h"
 
 namespace ballast::kernels {
@@ -61,6 +63,9 @@ CurvatureProbe ProbeOf(const Kernel& kernel, const std::byte* const* planes) {
   return probe;
 }
 
+uint64_t AverageKey(uint64_t tensor_key, double decay) {
+  return Fmix64(tensor_key ^ Fmix64(std::bit_cast<uint64_t>(decay)));
+}
 uint64_t RandomKey(uint64_t tensor_key, uint64_t step) { return Fmix64(tensor_key ^ Fmix64(step)); }
 
 std::span<const Kernel> Kernels() { return Best().kernels; }
@@ -75,6 +80,11 @@ const Kernel* FindKernel(std::string_view rule, std::string_view master, std::st
 
 const MasterFormat* FindMasterFormat(std::string_view name) {
   return Find(MasterFormats(), [&](const MasterFormat& m) { return m.name == name; });
+}
+
+const MasterFormat& AverageMaster() {
+  static const MasterFormat& format = *FindMasterFormat(AverageFormat::kName);
+  return format;
 }
 
 const MomentFormat* FindMomentFormat(std::string_view name) {

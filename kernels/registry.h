@@ -28,7 +28,8 @@ inline constexpr int kMaxPlanes = 6;
 inline constexpr int kMaxConstants = 16;
 
 // What a stored array is for; the daemon reports bytes by it.
-enum class PlaneKind : uint8_t { kWeights, kMomentum, kVariance };
+enum class PlaneKind : uint8_t { kWeights, kMomentum, kVariance, kAverage };
+inline constexpr size_t kPlaneKinds = 4;
 
 // One stored array of a tensor: `bytes` bytes for every `per` elements of the padded count.
 struct Plane {
@@ -180,6 +181,19 @@ Curvature Combine(std::span<const TileCurvature> tiles);
 // xxh3_64(name, seed = run seed).
 uint64_t RandomKey(uint64_t tensor_key, uint64_t step);
 
+// One step of a running average of a tensor's weights (kernels/NUMERICS.md, "Averages"): a + pull (w - a), w the decoded
+// weight. Pointers are 64-byte aligned.
+struct Average {
+  std::byte* weights[2];  // the master's planes, which are only read
+  std::byte* planes[2];   // the average's, in the format AverageMaster()
+  uint64_t n;
+  uint64_t random_key;  // RandomKey(AverageKey(...), step)
+  float pull;           // fp32(1 - decay)
+  bool begins;          // it becomes a copy of the weights, rounded to nearest, whatever it was
+};
+// As a tensor's own key, of the random bits of its average with this decay: a stream apart from the master's.
+uint64_t AverageKey(uint64_t tensor_key, double decay);
+
 // A compiled (rule, master, state).
 struct Kernel {
   const char* rule;
@@ -228,6 +242,8 @@ struct MasterFormat {
                          void* out, uint64_t first, uint64_t last);
   // The scale of a row or tensor: the largest |weight| of [first, last), any range; 0 when all are 0.
   float (*absmax)(const std::byte* const* planes, uint64_t first, uint64_t last);
+  // Moves tiles [first, last) of an average of these weights.
+  void (*average)(const Average& average, uint64_t first, uint64_t last);
 };
 
 // A moment's codec in a state format, for import, export and study: does by itself what an update does to a moment. It
@@ -250,6 +266,8 @@ std::span<const MasterFormat> MasterFormats();
 std::span<const MomentFormat> MomentFormats();
 std::span<const WireFormat> WireFormats();
 std::span<const char* const> RuleNames();
+// The format that averages are kept in: a master format, of two planes.
+const MasterFormat& AverageMaster();
 
 // These find an entry by name; nullptr or -1: there is none.
 const Kernel* FindKernel(std::string_view rule, std::string_view master, std::string_view state);

@@ -7,6 +7,7 @@
 #include "kernels/cpu/cpu_rows.h"
 #include "kernels/layout.h"
 #include "kernels/lists.h"
+#include "kernels/math/average.h"
 
 namespace ballast::kernels {
 inline namespace BALLAST_UNIT {
@@ -107,6 +108,41 @@ struct MasterCodec {
       }
     }
     return std::bit_cast<float>(most);
+  }
+
+  static void MoveAverage(const Average& given, uint64_t first, uint64_t last) {
+    const Average average = given;  // a copy, whose neighbours nobody else writes to
+    const uint64_t end = std::min(average.n, last * kTile);
+    for (uint64_t row = first * kTile; row < end; row += kRow) {
+      const RandomStream<V> stream(average.random_key, row);
+      for (uint64_t block = row; block < std::min(end, row + kRow); block += kBlock) {
+        average.begins ? BeginAverageBlock(average, block) : MoveAverageBlock(average, stream, block);
+      }
+    }
+  }
+  static void BeginAverageBlock(const Average& average, uint64_t block) {
+    StoreAverage(average, block, [&](uint64_t e) {
+      return AverageBegun<V>(Format::template Decode<V>(LoadMaster<V, Format>(average.weights, e)));
+    });
+  }
+  static void MoveAverageBlock(const Average& average, const RandomStream<V>& stream, uint64_t block) {
+    StoreAverage(average, block, [&](uint64_t e) {
+      const auto w = Format::template Decode<V>(LoadMaster<V, Format>(average.weights, e));
+      const auto a = AverageFormat::template Decode<V>(LoadMaster<V, AverageFormat>(average.planes, e));
+      return AverageMoved<V>(a, w, average.pull, stream, stream.At(e));
+    });
+  }
+  // `words_of`: of the elements of a vector from one on.
+  template <class WordsOf>
+  static void StoreAverage(const Average& average, uint64_t block, WordsOf words_of) {
+    BlockWords<V> words[2];
+    for (int j = 0; j < kVectors<V>; ++j) {
+      const Words<V> w = words_of(block + static_cast<uint64_t>(j) * V::kWidth);
+      words[0][j] = w.word[0];
+      words[1][j] = w.word[1];
+    }
+    StoreBlock<V, AverageFormat, 0>(average.planes[0], block, words[0]);
+    StoreBlock<V, AverageFormat, 1>(average.planes[1], block, words[1]);
   }
 
   static bool Load(std::byte* const* planes, WireIndex format, const void* in, uint64_t first, uint64_t last) {

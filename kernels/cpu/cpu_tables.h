@@ -74,8 +74,8 @@ struct Tables {
   template <class M>
   static constexpr MasterFormat OneMasterFormat() {
     using Codec = MasterCodec<V, M, WireList>;
-    return {M::kName,     Codec::kPlanes,        M::kPaired,    std::bit_cast<float>(M::kSaturated),
-            &Codec::Load, &Codec::EncodeWeights, &Codec::AbsMax};
+    return {M::kName,     Codec::kPlanes,        M::kPaired,     std::bit_cast<float>(M::kSaturated),
+            &Codec::Load, &Codec::EncodeWeights, &Codec::AbsMax, &Codec::MoveAverage};
   }
 
   template <class... Ss>

@@ -58,6 +58,17 @@ __global__ void __launch_bounds__(kGroupThreads) RaiseRows(const DeviceCopy* bat
   });
 }
 
+template <class Format>
+__global__ void __launch_bounds__(kGroupThreads) AverageRows(const DeviceAverage* batch, int count, uint64_t tiles) {
+  ForTilesOfWarp(batch, count, tiles, WarpNumber(), WarpCount(), [&](const DeviceAverage& item, uint64_t tile) {
+    const uint64_t begin = item.first + tile * kTile;
+    const uint64_t end = item.last < begin + kTile ? item.last : begin + kTile;
+    for (uint64_t first = begin; first < end; first += kRow) {
+      WarpCodec<WarpVector, Format>::AverageRow(item.average, first, end - first < kRow ? end - first : kRow);
+    }
+  });
+}
+
 template <class Wire>
 __global__ void __launch_bounds__(kGroupThreads)
     AccumulateRows(float* sum, const std::byte* in, uint64_t n, bool first_of_all) {
@@ -156,11 +167,15 @@ struct Codec {
   static int RaiseScales(const DeviceCopy* batch, int count, uint64_t tiles, CudaStream stream) {
     return Launch<&RaiseRows<Format>>(tiles, stream, batch, count, tiles);
   }
+  static int Average(const DeviceAverage* batch, int count, uint64_t tiles, CudaStream stream) {
+    return Launch<&AverageRows<Format>>(tiles, stream, batch, count, tiles);
+  }
 };
 
 template <class... Ms>
 constexpr auto MastersOf(List<Ms...>) {
-  return std::array{CudaMaster{&Codec<Ms>::Load, &Codec<Ms>::EncodeWeights, &Codec<Ms>::RaiseScales}...};
+  return std::array{
+      CudaMaster{&Codec<Ms>::Load, &Codec<Ms>::EncodeWeights, &Codec<Ms>::RaiseScales, &Codec<Ms>::Average}...};
 }
 
 template <class T>

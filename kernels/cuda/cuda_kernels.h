@@ -55,6 +55,13 @@ struct DeviceCurvature {
   TileCurvature* tiles;  // of each of its sampled tiles, written
 };
 
+// Elements [first, last) of one tensor's average of a batch; first is a multiple of kTile.
+struct DeviceAverage {
+  Average average;
+  uint64_t first, last;
+  uint64_t first_tile;  // counted from `first`
+};
+
 // An update as training asks for it: it stores, with the statistics kCore.
 inline bool IsOrdinary(const Update& u) { return u.statistics == StatisticsLevel::kCore && !u.dry; }
 
@@ -74,6 +81,8 @@ struct CudaMaster {
   int (*encode_weights)(const DeviceCopy* batch, int count, uint64_t tiles, WireIndex format, CudaStream stream);
   // Raises scales, which are >= 0 before.
   int (*raise_scales)(const DeviceCopy* batch, int count, uint64_t tiles, CudaStream stream);
+  // As MasterFormat::average.
+  int (*average)(const DeviceAverage* batch, int count, uint64_t tiles, CudaStream stream);
 };
 
 // sum[i] = decoded in[i] where `first`, else RN(sum[i] + decoded in[i]); n elements, with room for

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/cuda/warp_row.h"
+#include "kernels/math/average.h"
 
 namespace ballast::kernels {
 inline namespace BALLAST_UNIT {
@@ -36,10 +37,33 @@ struct WarpCodec {
       words[0][j] = w.word[0];
       if constexpr (kTwo) words[1][j] = w.word[1];
     }
-    const auto begin = V::And(V::Position(), V::SetBits(~(static_cast<uint32_t>(kBlock) - 1)));
-    const auto where = V::GreaterBits(V::SetBits(static_cast<uint32_t>(count)), begin);
+    const auto where = InBlocks(count);
     StorePlane<V, Format, 0>(At<0>(planes, first), words[0], where);
     if constexpr (kTwo) StorePlane<V, Format, 1>(At<1>(planes, first), words[1], where);
+  }
+
+  // Moves [first, first + count) of an average, and what is left of the last block.
+  static BALLAST_FN void AverageRow(const Average& average, uint64_t first, uint64_t count) {
+    using Averages = WarpCodec<V, AverageFormat>;
+    const auto where = InBlocks(count);
+    U weights[2][kEach], words[2][kEach];
+    LoadMaster(average.weights, first, where, weights);
+    if (average.begins) {
+      BALLAST_UNROLL for (int j = 0; j < kEach; ++j) {
+        Averages::Put(AverageBegun<V>(Format::template Decode<V>(At(weights, j))), j, words);
+      }
+    } else {
+      Averages::LoadMaster(average.planes, first, where, words);
+      const RandomStream<V> stream(average.random_key, first);
+      BALLAST_UNROLL for (int j = 0; j < kEach; ++j) {
+        const auto w = Format::template Decode<V>(At(weights, j));
+        const auto a = AverageFormat::template Decode<V>(Averages::At(words, j));
+        const auto random = stream.At(first + static_cast<uint64_t>(j));
+        Averages::Put(AverageMoved<V>(a, w, average.pull, stream, random), j, words);
+      }
+    }
+    StorePlane<V, AverageFormat, 0>(Averages::template At<0>(average.planes, first), words[0], where);
+    StorePlane<V, AverageFormat, 1>(Averages::template At<1>(average.planes, first), words[1], where);
   }
 
   // Encodes [first, first + 256), or to `last`, at `out`. Scales as in MasterFormat::encode_weights.
@@ -74,6 +98,14 @@ struct WarpCodec {
   }
 
  private:
+  template <class, class>
+  friend struct WarpCodec;
+
+  // The threads whose blocks have one of the first `count` elements of a row.
+  static BALLAST_FN M InBlocks(uint64_t count) {
+    const auto begin = V::And(V::Position(), V::SetBits(~(static_cast<uint32_t>(kBlock) - 1)));
+    return V::GreaterBits(V::SetBits(static_cast<uint32_t>(count)), begin);
+  }
   template <int kPlane>
   static BALLAST_FN std::byte* At(std::byte* const* planes, uint64_t first) {
     return planes[kPlane] + first * Format::kPlanes[kPlane].bytes;
@@ -83,6 +115,10 @@ struct WarpCodec {
     w.word[0] = words[0][j];
     if constexpr (kTwo) w.word[1] = words[1][j];
     return w;
+  }
+  static BALLAST_FN void Put(const Words<V>& w, int j, U (&words)[2][kEach]) {
+    words[0][j] = w.word[0];
+    words[1][j] = w.word[1];
   }
   template <class Wire>
   static BALLAST_FN void Read(const std::byte* in, uint64_t count, F (&values)[kEach]) {

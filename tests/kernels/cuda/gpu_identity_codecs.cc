@@ -187,9 +187,48 @@ void CompareServing(const MasterTensor& tensor, WireIndex format, uint64_t row, 
   }
 }
 
+// An average of weights that begins, moves, and moves again, in two pieces of one batch each time.
+void CompareAverage(size_t master, const std::vector<float>& values, const Stream& stream, Findings* findings) {
+  constexpr double kDecay = 0.99;
+  constexpr Piece kTiles[] = {{0, 2 * kTile}, {2 * kTile, kElements}};
+  const auto of_average = static_cast<size_t>(&AverageMaster() - MasterFormats().data());
+  MasterTensor weights(master, kElements), average(of_average, kElements);
+  average.Upload(stream);
+  for (const uint64_t step : {1u, 2u, 3u}) {
+    std::vector<float> changed = values;
+    for (float& x : changed) x *= static_cast<float>(step);
+    weights.master().load(weights.planes(), FindWireFormat("fp32"), changed.data(), 0, kElements);
+    weights.Upload(stream);
+    Average on_host{.n = kElements,
+                    .random_key = RandomKey(AverageKey(1, kDecay), step),
+                    .pull = static_cast<float>(1 - kDecay),
+                    .begins = step == 1};
+    Average on_gpu = on_host;
+    const DeviceCopy from = weights.Copy(kTiles[0], 0), to = average.Copy(kTiles[0], 0);
+    for (size_t p = 0; p < 2; ++p) {
+      on_host.weights[p] = weights.planes()[p];
+      on_host.planes[p] = average.planes()[p];
+      on_gpu.weights[p] = from.planes[p];
+      on_gpu.planes[p] = to.planes[p];
+    }
+    std::vector<DeviceAverage> batch;
+    for (const Piece& piece : kTiles) batch.push_back({on_gpu, piece.first, piece.last, piece.first / kTile});
+    const DeviceArray on_device = Uploaded(batch, stream);
+    const std::string title = std::string("averaging ") + weights.master().name + ", step " + std::to_string(step);
+    Check(weights.cuda().average(on_device.as<DeviceAverage>(), static_cast<int>(batch.size()), TilesOf(kTiles),
+                                 stream.get()),
+          title);
+    stream.Wait(title);
+    weights.master().average(on_host, 0, kernels::TilesOf(kElements));
+    average.Same(title, stream, findings);
+    findings->Compared(kElements);
+  }
+}
+
 void CompareMaster(size_t master, const std::vector<float>& values, std::span<const uint64_t> rows,
                    const Stream& stream, Findings* findings) {
   for (const WireIndex format : GradientFormats()) CompareLoad(master, format, values, stream, findings);
+  CompareAverage(master, values, stream, findings);
   MasterTensor tensor(master, kElements);
   tensor.master().load(tensor.planes(), FindWireFormat("fp32"), values.data(), 0, kElements);
   tensor.Upload(stream);
@@ -328,6 +367,7 @@ void CheckRefusals(const Stream& stream, Findings* findings) {
     findings->Expect(master.load(nullptr, 0, 0, fp32, stream.get()) == cudaSuccess, "a load of no tensors");
     findings->Expect(master.encode_weights(nullptr, 0, 0, fp32, stream.get()) == cudaSuccess, "serving no tensors");
     findings->Expect(master.raise_scales(nullptr, 0, 0, stream.get()) == cudaSuccess, "scales of no tensors");
+    findings->Expect(master.average(nullptr, 0, 0, stream.get()) == cudaSuccess, "averages of no tensors");
     for (const WireIndex wrong : {-1, static_cast<WireIndex>(WireFormats().size()), FindWireFormat("int8-row")}) {
       findings->Expect(master.load(nullptr, 1, 1, wrong, stream.get()) != cudaSuccess, "a load from no fit format");
     }

@@ -79,6 +79,10 @@ struct Codec {
   static void Raise(std::byte* const* planes, float* scales, uint64_t row_length, uint64_t first, uint64_t last) {
     for (uint64_t e = first; e < last; e += kRow) Rows::RaiseRow(planes, scales, row_length, e, last);
   }
+  static void Move(const Average& average, uint64_t first, uint64_t last) {
+    const uint64_t end = std::min(average.n, last * kTile);
+    for (uint64_t e = first * kTile; e < end; e += kRow) Rows::AverageRow(average, e, std::min(kRow, end - e));
+  }
 };
 
 template <class... Ts>
@@ -87,7 +91,8 @@ constexpr auto KernelsOf(List<Ts...>) {
 }
 template <class... Ms>
 constexpr auto MastersOf(List<Ms...>) {
-  return std::array{LockstepMaster{&Codec<Ms>::Load, &Codec<Ms>::EncodeWeights, &Codec<Ms>::Raise}...};
+  return std::array{
+      LockstepMaster{&Codec<Ms>::Load, &Codec<Ms>::EncodeWeights, &Codec<Ms>::Raise, &Codec<Ms>::Move}...};
 }
 
 }  // namespace

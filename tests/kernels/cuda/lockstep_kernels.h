@@ -20,6 +20,7 @@ struct LockstepMaster {
   void (*encode_weights)(std::byte* const* planes, WireIndex format, const float* scales, uint64_t row_length,
                          std::byte* out, uint64_t first, uint64_t last);
   void (*raise)(std::byte* const* planes, float* scales, uint64_t row_length, uint64_t first, uint64_t last);
+  void (*average)(const Average& average, uint64_t first, uint64_t last);
 };
 
 // WireFormat::measure.
