@@ -304,11 +304,12 @@ class Client {
                                   absl::Span<const uint64_t> digests = {}, const Shards& shards = {}) = 0;
 
   // As PullServed, for these of v1::PullRequest.slots; all that comes of a tensor is of one update. A tensor that is
-  // updated meanwhile begins anew at element 0 of its first slot. UNIMPLEMENTED: the daemon is older than slots.
+  // updated meanwhile begins anew at element 0 of its first slot. average: in place of the weights, in the slots "weights"
+  // and "master", their average with this decay, one of v1::RunSpec.averages. UNIMPLEMENTED: the daemon is older than that.
   virtual absl::Status PullState(const std::string& run_id, absl::Span<const uint32_t> tensors,
                                  absl::Span<const std::string> slots,
                                  const std::function<absl::Status(const ServedPiece&)>& sink, uint64_t snapshot = 0,
-                                 const Shards& shards = {}) = 0;
+                                 const Shards& shards = {}, std::optional<double> average = {}) = 0;
 
   // Says where the weights of `tensor` are written when they return: in the serving format if that is fp32, bf16 or
   // fp16, otherwise decoded to the tensor's dtype. nullptr: they are dropped. The client's reader thread writes them

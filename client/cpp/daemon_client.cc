@@ -308,12 +308,13 @@ absl::Status DaemonClient::PullServed(const std::string& run_id, absl::Span<cons
 absl::Status DaemonClient::PullState(const std::string& run_id, absl::Span<const uint32_t> tensors,
                                      absl::Span<const std::string> slots,
                                      const std::function<absl::Status(const ServedPiece&)>& sink, uint64_t snapshot,
-                                     const Shards& shards) {
+                                     const Shards& shards, std::optional<double> average) {
   v1::PullRequest request;
   request.set_run_id(run_id);
   request.mutable_tensors()->Add(tensors.begin(), tensors.end());
   request.mutable_slots()->Add(slots.begin(), slots.end());
   request.set_step(snapshot);
+  if (average) request.set_average(*average);
   return Explain(PullShards(*this, *connection_, std::move(request), shards, sink), run_id);
 }
 

@@ -57,7 +57,7 @@ class DaemonClient final : public Client {
   absl::Status PullState(const std::string& run_id, absl::Span<const uint32_t> tensors,
                          absl::Span<const std::string> slots,
                          const std::function<absl::Status(const ServedPiece&)>& sink, uint64_t snapshot,
-                         const Shards& shards) override;
+                         const Shards& shards, std::optional<double> average) override;
   absl::Status BindWeights(uint32_t tensor, void* destination, uint64_t bytes) override;
   absl::Status BindServed(uint32_t tensor, void* codes, uint64_t bytes, absl::Span<float> scales) override;
   absl::Status BeginStep(const StepValues& values) override;

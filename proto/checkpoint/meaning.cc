@@ -26,6 +26,7 @@ namespace {
 
 constexpr uint64_t kShardBytes = uint64_t{1} << 30;  // as LayOutCheckpoint
 constexpr int64_t kMostElements = int64_t{1} << 40;  // of a tensor
+constexpr int kAveragePlanes = 2;                    // of an average of weights
 
 absl::Status WrongIn(const std::string& path, const std::string& how) {
   return absl::DataLossError(absl::StrCat(path, " is wrong in itself: ", how));
@@ -287,6 +288,14 @@ absl::Status MeaningCheck::CheckOptimizer() {
   for (size_t t = 0; t < planes_.size(); ++t) {
     const v1::TensorSpec& spec = spec_.tensors(static_cast<int>(t));
     const size_t first = first_of.emplace(spec.group(), t).first->second;
+    const auto averages = std::count_if(planes_[t].begin(), planes_[t].end(), [](const StoredPlane& plane) {
+      return absl::StartsWith(plane.name, "average");
+    });
+    if (averages != kAveragePlanes * spec_.averages_size()) {
+      return WrongIn(folder_,
+                     absl::StrCat("tensor '", spec.name(), "' has ", averages, " planes of averages, and the run ",
+                                  spec_.averages_size(), " averages, of ", kAveragePlanes, " planes each"));
+    }
     if (planes_[t].empty()) {  // every rule has a moment
       return WrongIn(folder_, absl::StrCat("no optimizer file has a plane of '", spec.name(), "'"));
     }
@@ -351,6 +360,7 @@ absl::Status MeaningCheck::CheckRun() {
     bool may_be_empty;
   } counts[] = {{"updates", run.updates_size(), spec_.tensors_size(), false},
                 {"updatedIn", run.updated_in_size(), spec_.tensors_size(), false},
+                {"averaged", run.averaged_size(), spec_.averages_size() == 0 ? 0 : spec_.tensors_size(), false},
                 {"lastLr", run.last_lr_size(), spec_.tensors_size(), true},
                 {"norms", run.norms_size(), spec_.has_tensor_clip() ? spec_.tensors_size() : 0, false},
                 {"clientStateSteps", run.client_state_steps_size(), ranks, false},

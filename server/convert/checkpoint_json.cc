@@ -261,10 +261,12 @@ absl::Status TakeTensors(const v1::CheckpointedRun& run, const RunSpec& spec, co
   const size_t tensors = spec.tensors.size();
   RETURN_IF_ERROR(CheckCount(file, "updates", run.updates_size(), tensors, false));
   RETURN_IF_ERROR(CheckCount(file, "updated_in", run.updated_in_size(), tensors, false));
+  RETURN_IF_ERROR(CheckCount(file, "averaged", run.averaged_size(), spec.averages.empty() ? 0 : tensors, false));
   RETURN_IF_ERROR(CheckCount(file, "last_lr", run.last_lr_size(), tensors, true));
   RETURN_IF_ERROR(CheckCount(file, "norms", run.norms_size(), spec.tensor_clip ? tensors : 0, false));
   for (int t = 0; t < run.updates_size(); ++t) {
-    made->counts.push_back({.updates = run.updates(t), .step = run.updated_in(t)});
+    const bool averaged = t < run.averaged_size() && run.averaged(t);
+    made->counts.push_back({.updates = run.updates(t), .step = run.updated_in(t), .averaged = averaged});
     if (run.updated_in(t) > run.step()) return Wrong(file, "updated_in", "names a step after the last");
   }
   made->memory.last_lr.assign(run.last_lr().begin(), run.last_lr().end());
@@ -306,6 +308,7 @@ v1::CheckpointedRun FromCheckpointed(const RunSpec& spec, const RunFigures& figu
   for (const ParameterStore::UpdateCount& count : counts) {
     out.add_updates(count.updates);
     out.add_updated_in(count.step);
+    if (!spec.averages.empty()) out.add_averaged(count.averaged);
   }
   out.mutable_last_lr()->Assign(memory.last_lr.begin(), memory.last_lr.end());
   for (const TensorClip::Average& norm : memory.norms) {

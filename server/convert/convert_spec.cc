@@ -168,6 +168,7 @@ absl::StatusOr<RunSpec> ToRunSpec(const v1::RunSpec& spec, const Config::Limits&
   RETURN_IF_ERROR(TakeRewind(spec, &made));
   RETURN_IF_ERROR(TakePart(spec, &made));
   RETURN_IF_ERROR(TakeFollow(spec, &made));
+  RETURN_IF_ERROR(TakeAverages(spec, &made));
   RETURN_IF_ERROR(TakeCheckpoints(spec, has_storage, &made));
   if (spec.stats_every() != 0) made.stats_every = spec.stats_every();
   made.chunk_elements = ChunkElements(limits);

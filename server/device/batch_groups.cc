@@ -11,6 +11,7 @@ namespace {
 using kernels::TilesOf;
 
 BatchGroups::Group GroupOf(const DeviceTask& task) {
+  if (std::holds_alternative<AverageTask>(task)) return BatchGroups::kAverages;
   if (std::holds_alternative<ScaleTask>(task)) return BatchGroups::kScales;
   if (std::holds_alternative<EncodeWeightsTask>(task)) return BatchGroups::kServes;
   const bool alone = std::holds_alternative<LoadTask>(task) || std::holds_alternative<CopyTask>(task);
@@ -24,6 +25,9 @@ struct Use {
 Use UseOf(const DeviceTask& task) {
   if (const auto* u = std::get_if<UpdateTask>(&task)) return {.writes = u->update.planes[0]};
   if (const auto* c = std::get_if<CurvatureTask>(&task)) return {.writes = c->probe.before};
+  if (const auto* a = std::get_if<AverageTask>(&task)) {
+    return {.reads = a->average.weights[0], .writes = a->average.planes[0]};
+  }
   if (const auto* s = std::get_if<ScaleTask>(&task)) return {.reads = s->planes[0], .writes = s->scales};
   const auto* s = std::get_if<EncodeWeightsTask>(&task);
   return s != nullptr ? Use{.reads = s->planes[0], .reads_too = s->scales} : Use{};
@@ -45,6 +49,7 @@ bool OfOneLaunch(const DeviceTask& a, const DeviceTask& b) {
   if (const auto* c = std::get_if<CurvatureTask>(&a)) {
     return c->kernel->curvature == std::get<CurvatureTask>(b).kernel->curvature;
   }
+  if (const auto* m = std::get_if<AverageTask>(&a)) return m->master == std::get<AverageTask>(b).master;
   if (const auto* s = std::get_if<ScaleTask>(&a)) return s->master == std::get<ScaleTask>(b).master;
   if (const auto* s = std::get_if<EncodeWeightsTask>(&a)) {
     const auto& t = std::get<EncodeWeightsTask>(b);

@@ -37,9 +37,9 @@ Rows RowsOf(const EncodeWeightsTask& task);
 class BatchGroups {
  public:
   static constexpr size_t kMostTasks = 256;  // of a group
-  // Tasks that read a gradient; ScaleTasks; EncodeWeightsTasks; one of the rest.
-  enum Group { kGradients, kScales, kServes, kAlone };
-  static constexpr size_t kGroups = 4;
+  // Tasks that read a gradient; AverageTasks; ScaleTasks; EncodeWeightsTasks; one of the rest.
+  enum Group { kGradients, kAverages, kScales, kServes, kAlone };
+  static constexpr size_t kGroups = 5;
 
   explicit BatchGroups(const BatchRoom& capacity) : capacity_(capacity) {}
 

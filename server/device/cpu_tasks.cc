@@ -39,6 +39,11 @@ bool Run(const CurvatureTask& t, uint64_t first, uint64_t last) {
   t.kernel->curvature(t.probe, first, last, t.tiles + first);
   return true;
 }
+bool Run(const AverageTask& t, uint64_t first, uint64_t last) {
+  const uint64_t begin = t.first / kTile;
+  t.master->average(t.average, begin + first, begin + last);
+  return true;
+}
 bool Run(const ScaleTask& t, uint64_t first, uint64_t last) {
   const uint64_t end = std::min(t.elements, last * kTile);
   for (uint64_t e = first * kTile; e < end;) {

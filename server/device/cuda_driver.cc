@@ -93,6 +93,10 @@ class CudaDriver final : public GpuDriver {
     Use();
     Launched(kernels::CudaKernels()[kernel].curvature(batch, count, tiles, Of(Stream::kCompute)), "a curvature probe");
   }
+  void MoveAverages(size_t master, const kernels::DeviceAverage* batch, int count, uint64_t tiles) override {
+    Use();
+    Launched(kernels::CudaMasters()[master].average(batch, count, tiles, Of(Stream::kCompute)), "averaging");
+  }
   void Load(size_t master, const DeviceCopy* batch, int count, uint64_t tiles, kernels::WireIndex format) override {
     Use();
     Launched(kernels::CudaMasters()[master].load(batch, count, tiles, format, Of(Stream::kCompute)), "a load");

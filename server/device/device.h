@@ -116,6 +116,12 @@ struct LoadTask {
   uint64_t first = 0, last = 0;
   const std::byte* in = nullptr;
 };
+// Moves elements [first, last) of an average of the master's weights; first is a multiple of the tile.
+struct AverageTask {
+  const kernels::MasterFormat* master = nullptr;
+  kernels::Average average = {};
+  uint64_t first = 0, last = 0;
+};
 // Copies between kDevice and kAside memory, either way.
 struct CopyTask {
   struct Piece {
@@ -128,8 +134,8 @@ struct CopyTask {
   // copies and what is from_aside.
   bool saves = false;
 };
-using DeviceTask =
-    std::variant<UpdateTask, MeasureTask, CurvatureTask, ScaleTask, EncodeWeightsTask, LoadTask, CopyTask, SumTask>;
+using DeviceTask = std::variant<UpdateTask, MeasureTask, CurvatureTask, AverageTask, ScaleTask, EncodeWeightsTask,
+                                LoadTask, CopyTask, SumTask>;
 
 struct TaskResult {
   kernels::Statistics statistics = {};  // of an UpdateTask or MeasureTask
@@ -163,6 +169,7 @@ struct QueueNeeds {
   uint64_t payload_bytes = 0;  // in a load or a EncodeWeightsTask, without scales
   uint64_t scales = 0;         // in a EncodeWeightsTask
   uint64_t elements = 0;       // of all tensors: more than those are not encoded at once
+  bool averages = false;       // there are AverageTasks
 };
 
 // Thread-safe. Outlives its buffers and queues.

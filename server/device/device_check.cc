@@ -37,7 +37,7 @@ constexpr Step kSteps[] = {
 
 // What a device makes of a kernel's tensor.
 struct DeviceBits {
-  std::vector<float> weights;
+  std::vector<float> weights, average;
   std::vector<kernels::Statistics> statistics;
   std::vector<kernels::Curvature> curvatures;
 };
@@ -66,6 +66,9 @@ class Subject {
  private:
   void Fill(const Step& step, uint64_t t);
   void Judge(const UpdateTask& update, uint64_t t);
+  void MoveAverage(uint64_t t);
+  void Serve(const kernels::MasterFormat& master, const std::array<std::byte*, kernels::kMaxPlanes>& planes,
+             std::vector<float>* out);
   void Submit(const UpdateTask& update) {
     ++submitted_;
     queue_->Submit(update, [this](const TaskResult& r) { bits_.statistics.push_back(r.statistics); });
@@ -80,6 +83,7 @@ class Subject {
   DeviceBuffer gradient_, before_;
   std::array<kernels::TileStatistics, 2> tiles_;
   std::array<kernels::TileCurvature, 1> sampled_tiles_;
+  DeviceBuffer average_[2];
   std::vector<float> loaded_ = std::vector<float>(kElements);
   DeviceBits bits_;
   size_t submitted_ = 0;  // whose statistics are due
@@ -95,7 +99,11 @@ absl::Status Subject::Reserve() {
   }
   ASSIGN_OR_RETURN(gradient_, device_->Allocate(kBytes, Place::kHost));
   ASSIGN_OR_RETURN(before_, device_->Allocate(kernels::SampledElements(kElements) * sizeof(float), Place::kDevice));
-  ASSIGN_OR_RETURN(queue_, device_->NewQueue({.tiles = 2, .payload_bytes = kBytes}));
+  const auto planes = kernels::AverageMaster().planes;
+  for (size_t p = 0; p < std::size(average_); ++p) {
+    ASSIGN_OR_RETURN(average_[p], device_->Allocate(kernels::PlaneBytes(planes[p], kElements), Place::kDevice));
+  }
+  ASSIGN_OR_RETURN(queue_, device_->NewQueue({.tiles = 2, .payload_bytes = kBytes, .averages = true}));
   return absl::OkStatus();
 }
 
@@ -135,6 +143,7 @@ void Subject::Take(const Step& step, uint64_t t) {
   kernel_.prepare(hyper_, t, task.update.constants);
   if (step.judged) Judge(task, t);
   Submit(task);
+  MoveAverage(t);
 }
 
 // Measures the gradient, probes the curvature and tries the update dry, ahead of the update.
@@ -167,15 +176,32 @@ void Subject::Judge(const UpdateTask& update, uint64_t t) {
   Submit(tried);
 }
 
-absl::StatusOr<DeviceBits> Subject::Served() {
-  bits_.weights.resize(kElements);
-  queue_->Submit(EncodeWeightsTask{.master = master_,
-                                   .planes = planes_,
+void Subject::MoveAverage(uint64_t t) {
+  AverageTask task{.master = master_, .first = 0, .last = kElements};
+  std::copy_n(planes_.begin(), std::size(task.average.weights), task.average.weights);
+  for (size_t p = 0; p < std::size(average_); ++p) task.average.planes[p] = average_[p].data();
+  task.average.n = kElements;
+  task.average.random_key = kernels::RandomKey(kernels::AverageKey(1, 0.99), t);
+  task.average.pull = 0.01f;
+  task.average.begins = t == 1;
+  queue_->Submit(task, [](const TaskResult&) {});
+}
+
+void Subject::Serve(const kernels::MasterFormat& master, const std::array<std::byte*, kernels::kMaxPlanes>& planes,
+                    std::vector<float>* out) {
+  out->resize(kElements);
+  queue_->Submit(EncodeWeightsTask{.master = &master,
+                                   .planes = planes,
                                    .format = kernels::FindWireFormat("fp32"),
                                    .first = 0,
                                    .last = kElements,
-                                   .out = reinterpret_cast<std::byte*>(bits_.weights.data())},
+                                   .out = reinterpret_cast<std::byte*>(out->data())},
                  [](const TaskResult&) {});
+}
+
+absl::StatusOr<DeviceBits> Subject::Served() {
+  Serve(*master_, planes_, &bits_.weights);
+  Serve(kernels::AverageMaster(), {average_[0].data(), average_[1].data()}, &bits_.average);
   queue_->WaitIdle();
   if (bits_.statistics.size() == submitted_) return std::move(bits_);
   return absl::UnavailableError(absl::StrCat(device_->label(), " does not answer"));
@@ -207,6 +233,7 @@ bool SameCurvature(const kernels::Curvature& a, const kernels::Curvature& b) {
 // The first kind of result that differs, or nothing.
 std::string WhatDiffers(const DeviceBits& a, const DeviceBits& b) {
   if (std::memcmp(a.weights.data(), b.weights.data(), kElements * sizeof(float)) != 0) return "weights";
+  if (std::memcmp(a.average.data(), b.average.data(), kElements * sizeof(float)) != 0) return "averages";
   if (!std::ranges::equal(a.statistics, b.statistics, Same)) return "statistics";
   return std::ranges::equal(a.curvatures, b.curvatures, SameCurvature) ? "" : "curvatures";
 }

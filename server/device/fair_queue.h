@@ -33,6 +33,7 @@ inline Extent ExtentOf(const DeviceTask& task) {
   if (const auto* u = std::get_if<UpdateTask>(&task)) return {0, u->update.n};
   if (const auto* m = std::get_if<MeasureTask>(&task)) return {0, m->elements};
   if (const auto* c = std::get_if<CurvatureTask>(&task)) return {0, kernels::SampledElements(c->probe.n)};
+  if (const auto* a = std::get_if<AverageTask>(&task)) return {a->first, a->last};
   if (const auto* s = std::get_if<ScaleTask>(&task)) return {0, s->elements};
   if (const auto* s = std::get_if<EncodeWeightsTask>(&task)) return {s->first, s->last};
   if (const auto* c = std::get_if<CopyTask>(&task)) return {0, WordsOf(*c)};

@@ -11,6 +11,7 @@
 namespace ballast {
 namespace {
 
+using kernels::DeviceAverage;
 using kernels::DeviceCopy;
 using kernels::DeviceCurvature;
 using kernels::DeviceGradient;
@@ -136,7 +137,7 @@ GpuStaging::GpuStaging(GpuDriver* gpu, const QueueNeeds& needs, TwinOf twin_of)
   items_ = kPartAlignment;
   tiles_ = items_ +
            AlignPart(kMost * std::max({sizeof(DeviceUpdate), sizeof(DeviceGradient), sizeof(DeviceCurvature)})) +
-           2 * AlignPart(kMost * sizeof(DeviceCopy));
+           2 * AlignPart(kMost * sizeof(DeviceCopy)) + (needs.averages ? AlignPart(kMost * sizeof(DeviceAverage)) : 0);
   static_assert(sizeof(TileCurvature) <= sizeof(TileStatistics));  // they share a part
   sums_ = tiles_ + AlignPart(capacity_.tiles * sizeof(TileStatistics));
   payload_ = sums_ + AlignPart(capacity_.tiles * sizeof(float));
@@ -241,6 +242,16 @@ void GpuStaging::PrepareGradients() {
   BringGradients();
 }
 
+void GpuStaging::PrepareAverages() {
+  DeviceAverage* item = NewItems<DeviceAverage>(BatchGroups::kAverages);
+  uint64_t& tiles = given_[BatchGroups::kAverages].tiles;
+  for (const DeviceTask* one : groups_[BatchGroups::kAverages]) {
+    const auto& task = As<AverageTask>(one);
+    *item++ = {.average = task.average, .first = task.first, .last = task.last, .first_tile = tiles};
+    tiles += TilesOf(task.last - task.first);
+  }
+}
+
 void GpuStaging::PrepareScales() {
   DeviceCopy* item = NewItems<DeviceCopy>(BatchGroups::kScales);
   uint64_t& tiles = given_[BatchGroups::kScales].tiles;
@@ -275,8 +286,17 @@ void GpuStaging::PrepareServes() {
 
 void GpuStaging::Prepare() {
   OfKindOfGradients([this]<class Task>() { PrepareGradients<Task>(); });
+  PrepareAverages();
   PrepareScales();
   PrepareServes();
+}
+
+void GpuStaging::LaunchAverages() {
+  const Tasks tasks = groups_[BatchGroups::kAverages];
+  if (tasks.empty()) return;
+  gpu_->MoveAverages(IndexIn(kernels::MasterFormats(), As<AverageTask>(tasks.front()).master),
+                     ItemsOf<DeviceAverage>(BatchGroups::kAverages), static_cast<int>(tasks.size()),
+                     given_[BatchGroups::kAverages].tiles);
 }
 
 void GpuStaging::LaunchScales() {
@@ -322,6 +342,7 @@ void GpuStaging::Launch() {
     LaunchGradients(gpu_, groups_[BatchGroups::kGradients], ItemsOf<ItemOfKind<Task>>(BatchGroups::kGradients),
                     given_[BatchGroups::kGradients].tiles);
   });
+  LaunchAverages();
   if (reads_aside_) AwaitSaves();
   LaunchScales();
   LaunchServes();

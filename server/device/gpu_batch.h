@@ -62,9 +62,11 @@ class GpuStaging {
   void OfKindOfGradients(Do what) const;
   template <class Task>
   void PrepareGradients();
+  void PrepareAverages();
   void PrepareScales();
   void PrepareServes();
   void Launch();
+  void LaunchAverages();
   void LaunchScales();
   void LaunchServes();
   void BringGradients();

@@ -46,6 +46,7 @@ class GpuDriver {
   virtual void Orthogonalize(const kernels::DeviceMatrix& matrix) = 0;
   virtual void Measure(const kernels::DeviceGradient* batch, int count, uint64_t tiles) = 0;
   virtual void ProbeCurvature(size_t kernel, const kernels::DeviceCurvature* batch, int count, uint64_t tiles) = 0;
+  virtual void MoveAverages(size_t master, const kernels::DeviceAverage* batch, int count, uint64_t tiles) = 0;
   virtual void Load(size_t master, const kernels::DeviceCopy* batch, int count, uint64_t tiles,
                     kernels::WireIndex format) = 0;
   virtual void EncodeWeights(size_t master, const kernels::DeviceCopy* batch, int count, uint64_t tiles,

@@ -4,13 +4,14 @@
 #include <numeric>
 
 #include "server/plan/plan.h"
+#include "server/spec/stored_planes.h"
 
 namespace ballast {
 namespace {
 
 uint64_t BytesOf(const RunSpec& spec, const TensorSpec& t) {
   uint64_t bytes = ScaleCount(t) * sizeof(float);
-  for (const kernels::Plane& plane : spec.groups[t.group].kernel->planes) {
+  for (const kernels::Plane& plane : StoredPlanes(spec, t)) {
     Add(&bytes, AlignedPlaneBytes(plane, t.elements));
   }
   return bytes;

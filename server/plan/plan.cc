@@ -8,6 +8,7 @@
 
 #include "kernels/matrix/newton_schulz.h"
 #include "server/plan/accounts.h"
+#include "server/spec/stored_planes.h"
 
 namespace ballast {
 namespace {
@@ -41,7 +42,7 @@ void AddServing(const RunSpec& spec, const TensorSpec& t, Plan* plan) {
 
 // Adds what it takes to read a tensor, its state too: of a chunk, and of a copy of all.
 void AddReading(const RunSpec& spec, const TensorSpec& t, Plan* plan) {
-  const auto planes = spec.groups[t.group].kernel->planes;
+  const StoredPlanes planes(spec, t);
   const uint64_t elements = std::min(t.elements, spec.chunk_elements);
   plan->copy_bytes = std::max(plan->copy_bytes, StoredBytes(planes, planes.size(), t.elements));
   plan->reader_chunk_bytes = std::max(plan->reader_chunk_bytes, AlignUp(elements * sizeof(float)));
@@ -60,7 +61,7 @@ void AddReading(const RunSpec& spec, const TensorSpec& t, Plan* plan) {
 }
 
 uint64_t& OfKind(PlanBytes& bytes, kernels::PlaneKind kind) {
-  uint64_t* const by_kind[] = {&bytes.weights, &bytes.momentum, &bytes.variance};
+  uint64_t* const by_kind[] = {&bytes.weights, &bytes.momentum, &bytes.variance, &bytes.averages};
   return *by_kind[static_cast<size_t>(kind)];
 }
 
@@ -82,7 +83,7 @@ void AddSlab(uint64_t bytes, Shard* shard) {
 
 void AddTensor(const RunSpec& spec, const TensorSpec& t, Shard* shard) {
   PlanBytes& bytes = shard->plan.bytes;
-  for (const kernels::Plane& plane : spec.groups[t.group].kernel->planes) {
+  for (const kernels::Plane& plane : StoredPlanes(spec, t)) {
     const uint64_t aligned = AlignedPlaneBytes(plane, t.elements);
     Add(&OfKind(bytes, plane.kind), aligned);
     Add(&bytes.padding, aligned - NeededPlaneBytes(plane, t.elements));

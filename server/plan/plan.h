@@ -21,12 +21,12 @@
 
 namespace ballast {
 
-// Bytes by kind, as in the message ByteCounts. `padding` is already part of the first three. `snapshots`,
+// Bytes by kind, as in the message ByteCounts. `padding` is already part of what is stored. `snapshots`,
 // `client_state` and `following` are in host memory, wherever the device is.
 struct PlanBytes {
   uint64_t weights = 0, momentum = 0, variance = 0, gradients = 0, staging = 0, padding = 0, snapshots = 0,
-           client_state = 0, following = 0;
-  uint64_t stored() const { return Sum(Sum(weights, momentum), variance); }
+           client_state = 0, following = 0, averages = 0;
+  uint64_t stored() const { return Sum(Sum(weights, momentum), Sum(variance, averages)); }
   uint64_t on_device() const { return Sum(Sum(stored(), gradients), staging); }
   uint64_t beside_device() const { return Sum(Sum(snapshots, client_state), following); }
   uint64_t total() const { return Sum(on_device(), beside_device()); }
@@ -42,13 +42,10 @@ struct ByteKind {
   bool on_device;
 };
 inline constexpr ByteKind kByteKinds[] = {
-    {"weights", &PlanBytes::weights, true},
-    {"momentum", &PlanBytes::momentum, true},
-    {"variance", &PlanBytes::variance, true},
-    {"gradients", &PlanBytes::gradients, true},
-    {"staging", &PlanBytes::staging, true},
-    {"snapshots", &PlanBytes::snapshots, false},
-    {"client_state", &PlanBytes::client_state, false},
+    {"weights", &PlanBytes::weights, true},      {"momentum", &PlanBytes::momentum, true},
+    {"variance", &PlanBytes::variance, true},    {"averages", &PlanBytes::averages, true},
+    {"gradients", &PlanBytes::gradients, true},  {"staging", &PlanBytes::staging, true},
+    {"snapshots", &PlanBytes::snapshots, false}, {"client_state", &PlanBytes::client_state, false},
     {"following", &PlanBytes::following, false},
 };
 

@@ -30,6 +30,19 @@ absl::Status CheckDigests(const PullOrder& order) {
                                                  " tensors; wanted: one for each, or none"));
 }
 
+absl::Status CheckSeries(const PullOrder& order) {
+  if (!order.series) return absl::OkStatus();
+  if (!order.digests.empty()) {
+    return absl::InvalidArgumentError("digests are of the weights, not of an average: leave one of them out");
+  }
+  for (const StateSlot slot : order.slots) {
+    if (slot != StateSlot::kMomentum && slot != StateSlot::kVariance) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("an average has no ", NameOf(slot), ": pull its weights or master, and the rest without it"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 PullStream* PullStream::Start(const RpcEnvironment& environment, grpc::CallbackServerContext* context,
@@ -65,7 +78,10 @@ absl::Status PullStream::Begin(const grpc::CallbackServerContext& context, const
   order.digests.assign(request.digests().begin(), request.digests().end());
   ASSIGN_OR_RETURN(order.slots, ToStateSlots(request));
   ASSIGN_OR_RETURN(order.parts, ToParts(request, order.slots, run_->spec(), run_->chunk_starts()));
+  ASSIGN_OR_RETURN(order.series, ToWeightSeries(request.has_average() ? std::optional(request.average()) : std::nullopt,
+                                                run_->spec()));
   RETURN_IF_ERROR(CheckDigests(order));
+  RETURN_IF_ERROR(CheckSeries(order));
   run_->Pull(shared_from_this(), std::move(order));
   return absl::OkStatus();
 }

@@ -11,6 +11,7 @@
 #include "proto/checkpoint/manifest.h"
 
 #include "server/base/status_macros.h"
+#include "server/spec/stored_planes.h"
 #include "server/store/checkpoint_layout.h"
 
 namespace ballast {
@@ -83,7 +84,7 @@ using IncomingFiles = std::vector<std::unique_ptr<Incoming>>;  // that stay wher
 absl::Span<std::byte> RoomOf(const CheckpointPlane& plane, const RunSpec& spec, const ParameterStore& store,
                              const StoreImage& image) {
   const TensorSpec& tensor = spec.tensors[plane.tensor];
-  const kernels::Plane& kind = spec.groups[tensor.group].kernel->planes[plane.plane];
+  const kernels::Plane kind = StoredPlanes(spec, tensor)[plane.plane];
   const absl::Span<std::byte> used = store.SavedPlane(image, plane.tensor, plane.plane);
   std::memset(used.data() + used.size(), 0, kernels::PlaneBytes(kind, tensor.elements) - used.size());
   return used;

@@ -107,6 +107,7 @@ class Replayer {
       return stands ? Update(*update, record.body_bytes, reader) : absl::OkStatus();
     }
     const auto* end = std::get_if<JournaledEnd>(&record.what);
+    if (end != nullptr && stands && end->averaged) target_.average(end->step);
     if (end != nullptr && stands && end->step == survey_.step) {
       ASSIGN_OR_RETURN(last_, ReadEnd(*end, record.body_bytes, reader));
     }

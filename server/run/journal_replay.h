@@ -48,6 +48,8 @@ struct JournalTarget {
   std::function<absl::Span<std::byte>(uint32_t tensor)> room;
   // Updates the tensor by the gradient that is in its room, and returns when that is done.
   std::function<void(const JournaledUpdate& update)> update;
+  // Moves the averages of the tensors that the step has not updated.
+  std::function<void(uint64_t step)> average = {};
 };
 // What the run knows after the survey's last step, of which there is one.
 absl::StatusOr<CheckpointedRun> ReplayJournal(const JournalTarget& target, const JournalSurvey& survey);

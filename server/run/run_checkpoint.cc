@@ -21,7 +21,7 @@ namespace {
 absl::Status CheckCounts(const ParameterStore& store, const std::vector<ParameterStore::UpdateCount>& wanted) {
   for (uint32_t t = 0; t < wanted.size(); ++t) {
     const ParameterStore::UpdateCount count = store.count(t);
-    if (count.updates == wanted[t].updates && count.step == wanted[t].step) continue;
+    if (count == wanted[t]) continue;
     return absl::DataLossError(absl::StrCat("the journal leads to ", count.updates, " updates of tensor ", t,
                                             ", the last in step ", count.step, "; wanted: ", wanted[t].updates, " and ",
                                             wanted[t].step));
@@ -94,7 +94,8 @@ absl::Status Run::Replay(const JournalSurvey& survey, uint64_t base, uint64_t ba
                                    Post([&] { executor->Replay(update, [&] { done.Notify(); }); });
                                    done.WaitForNotification();
                                    progress();
-                                 }};
+                                 },
+                             .average = [&](uint64_t step) { PostAndWait([&] { executor->AverageOthers(step); }); }};
   std::optional<CheckpointedRun> last;
   if (survey.steps > 0) {
     ASSIGN_OR_RETURN(last, ReplayJournal(target, survey));

@@ -231,7 +231,7 @@ void StepExecutor::Do(const effect::Close& e) {
   if (unkept_) Keep(*unkept_);
   if (settings_.checkpoint && checkpointer_ != nullptr) checkpointer_->Want();
   const bool torn = e.outcome == Outcome::kPartial && spec_->rewinds_torn;
-  unkept_ = {.step = e.step, .torn = torn};
+  unkept_ = {.step = e.step, .torn = torn, .averages = e.outcome == Outcome::kApplied && !spec_->averages.empty()};
   KeepClosed();
   if (!torn) return;
   rewinder_.AskItself({.steps_back = 1, .reason = "torn"}, absl::StrCat("step ", e.step, " is torn: ", e.reason),

@@ -133,6 +133,8 @@ class StepExecutor {
   std::byte* GradientRoom(uint32_t tensor) { return pool_.At(tensor, {}); }
   // Of a run that goes on from its journal: `done` on the strand.
   void Replay(const JournaledUpdate& update, std::function<void()> done);
+  // Moves the averages of the tensors that the step, which has closed, has not updated.
+  void AverageOthers(uint64_t step);
   void End();
   bool executing() const { return executing_ > 0; }  // effects
 
@@ -164,6 +166,7 @@ class StepExecutor {
   struct Unkept {
     uint64_t step = 0;
     bool torn = false;
+    bool averages = false;  // also tensors that it has not updated
   };
   // A payload that a device is adding.
   struct Summing {
@@ -212,7 +215,7 @@ class StepExecutor {
   // As TensorUpdater::Environment::log.
   std::function<void(uint32_t, const ParameterStore::UpdateValues&, absl::AnyInvocable<void()>)> UpdateLog();
   void LogUpdate(uint32_t tensor, const ParameterStore::UpdateValues& values, absl::AnyInvocable<void()> then);
-  void LogClosed(uint64_t step);
+  void LogClosed(const Unkept& closed);
   void Keep(const Unkept& closed);
   void OnJournalMoved();
   uint64_t DurableStep() const;

@@ -61,7 +61,7 @@ void StepExecutor::LogUpdate(uint32_t tensor, const ParameterStore::UpdateValues
   journal_->LogUpdate(UpdateOf(tensor, values), {values.gradient, bytes}, std::move(then));
 }
 
-void StepExecutor::LogClosed(uint64_t step) {
+void StepExecutor::LogClosed(const Unkept& closed) {
   if (journal_ == nullptr) return;
   if (journal_->WantsCheckpoint()) checkpointer_->Want();
   if (!journal_->writes()) return;
@@ -73,7 +73,7 @@ void StepExecutor::LogClosed(uint64_t step) {
   for (const auto& state : memory.client_states) {
     if (state) absl::StrAppend(&body, state->bytes);
   }
-  journal_->LogClosed(step, run_bytes, body);
+  journal_->LogClosed(closed.step, run_bytes, body, closed.averages);
 }
 
 uint64_t StepExecutor::DurableStep() const {
@@ -127,6 +127,14 @@ void StepExecutor::Replay(const JournaledUpdate& update, std::function<void()> d
                   .gradient_format = SlabFormat(*spec_, spec_->tensors[update.tensor]),
                   .measured = false},  // even if it was then: no task has read what was just put there
                  [done = std::move(done)](const TaskResult&) { done(); });
+}
+
+void StepExecutor::AverageOthers(uint64_t step) {
+  for (uint32_t t = 0; t < spec_->tensors.size(); ++t) {
+    if (store_->step_of(t) == step) continue;
+    rewinder_.BeforeUpdate(t);
+    store_->Average(t, step);
+  }
 }
 
 void StepExecutor::GoOnFrom(const RunFigures& figures, const RunMemory& memory) {

@@ -76,10 +76,11 @@ void StepExecutor::KeepClosed() {
 }
 
 void StepExecutor::Keep(const Unkept& closed) {
-  const auto [step, torn] = closed;
-  unkept_.reset();
+  const auto [step, torn, averages] = closed;
   had_since_unix_s_ = UnixSeconds();
-  LogClosed(step);
+  if (averages) AverageOthers(step);
+  LogClosed(closed);
+  unkept_.reset();
   if (torn) return;
   rewinder_.OnClosed(step, [this] { return Memory(); });
   MakeVersionIfWanted();

@@ -77,6 +77,8 @@ struct FollowSettings {
   uint32_t tags = 0;      // versions that may have names, at a time
 };
 
+inline constexpr size_t kMostAverages = 4;  // of a run's weights
+
 inline constexpr uint32_t kJournalSteps = 16;  // CheckpointSettings::journal_steps where nothing is asked for
 
 struct RunSpec {
@@ -99,6 +101,7 @@ struct RunSpec {
   std::optional<CheckpointSettings> checkpoints = {};  // none: nothing of the run is on a disk
   std::optional<RunPart> part = {};                    // none: this daemon has all of the run
   std::optional<FollowSettings> follow = {};           // none: nobody may
+  std::vector<double> averages = {};                   // of the weights, by their decays
   bool rewinds_torn = false;                           // a step that closes PARTIAL is undone
   uint32_t stats_every = 10;
   double rank_timeout_s = 60;

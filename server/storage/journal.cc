@@ -47,10 +47,10 @@ void Journal::LogUpdate(const JournaledUpdate& update, absl::Span<const std::byt
   Add({.text = HeadText(JournalRecord{update, gradient.size()}), .bytes = gradient, .then = std::move(then)});
 }
 
-void Journal::LogClosed(uint64_t step, uint64_t run_bytes, const std::string& body) {
+void Journal::LogClosed(uint64_t step, uint64_t run_bytes, const std::string& body, bool averaged) {
   if (state_ == State::kOff) return;
   logged_ = step;
-  Add({.text = HeadText(JournalRecord{JournaledEnd{step, run_bytes}, body.size()}) + body});
+  Add({.text = HeadText(JournalRecord{JournaledEnd{step, run_bytes, averaged}, body.size()}) + body});
   CommitIfIdle();
 }
 

@@ -53,8 +53,8 @@ class Journal {
   // --- what is written ---
   // `then`: all of the gradient is taken over, or never will be. Dropped by End.
   void LogUpdate(const JournaledUpdate& update, absl::Span<const std::byte> gradient, absl::AnyInvocable<void()> then);
-  // The body: CheckpointCodec::run_bytes, and behind these run_bytes the ranks' client_state.
-  void LogClosed(uint64_t step, uint64_t run_bytes, const std::string& body);
+  // The body: CheckpointCodec::run_bytes, and behind these run_bytes the ranks' client_state. averaged: as in JournaledEnd.
+  void LogClosed(uint64_t step, uint64_t run_bytes, const std::string& body, bool averaged = false);
 
   // --- what happens beside it ---
   // The checkpoint of this step, the last that has closed, is begun: it is to carry the identity `base`.

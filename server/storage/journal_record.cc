@@ -27,6 +27,7 @@ void Fill(const JournaledUpdate& update, v1::JournalRecord* record) {
 void Fill(const JournaledEnd& end, v1::JournalRecord* record) {
   record->mutable_closed()->set_step(end.step);
   record->mutable_closed()->set_run_bytes(end.run_bytes);
+  record->mutable_closed()->set_averaged(end.averaged);
 }
 
 void Fill(const JournaledRewind& rewind, v1::JournalRecord* record) {
@@ -83,7 +84,7 @@ absl::StatusOr<JournalRecord> ParseRecord(const std::string& text) {
       record.what = FromMessage(in.update());
       return record;
     case v1::JournalRecord::kClosed:
-      record.what = JournaledEnd{in.closed().step(), in.closed().run_bytes()};
+      record.what = JournaledEnd{in.closed().step(), in.closed().run_bytes(), in.closed().averaged()};
       return record;
     case v1::JournalRecord::kRewound:
       record.what = JournaledRewind{in.rewound().to_step(), in.rewound().generation()};

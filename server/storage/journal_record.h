@@ -29,6 +29,7 @@ struct JournaledUpdate {
 struct JournaledEnd {
   uint64_t step = 0;
   uint64_t run_bytes = 0;
+  bool averaged = false;  // the averages of tensors that it did not update were moved, too
 };
 
 // The steps since this one were undone, with the updates of a step that had not closed.

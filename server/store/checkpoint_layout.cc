@@ -8,6 +8,8 @@
 #include "absl/types/span.h"
 #include "proto/checkpoint/safetensors_header.h"
 
+#include "server/spec/stored_planes.h"
+
 namespace ballast {
 namespace {
 
@@ -24,7 +26,7 @@ struct OpenShard {
 
 void AddPlane(const RunSpec& spec, uint32_t tensor, size_t plane, OpenShard* shard) {
   const TensorSpec& t = spec.tensors[tensor];
-  const kernels::Plane& p = spec.groups[t.group].kernel->planes[plane];
+  const kernels::Plane p = StoredPlanes(spec, t)[plane];
   const uint64_t bytes = UsedPlaneBytes(p, t.elements);
   const bool is_weight = plane == 0;
   const std::vector<uint64_t> flat = {bytes / p.bytes};
@@ -57,7 +59,7 @@ uint64_t UsedPlaneBytes(const kernels::Plane& plane, uint64_t elements) {
 std::vector<CheckpointShard> LayOutCheckpoint(const RunSpec& spec, uint64_t shard_bytes) {
   std::vector<OpenShard> model, optimizer;
   for (uint32_t i = 0; i < spec.tensors.size(); ++i) {
-    const size_t planes = spec.groups[spec.tensors[i].group].kernel->planes.size();
+    const size_t planes = StoredPlanes(spec, spec.tensors[i]).size();
     AddPlane(spec, i, 0, &Last(&model, shard_bytes));
     for (size_t p = 1; p < planes; ++p) AddPlane(spec, i, p, &Last(&optimizer, shard_bytes));
   }

@@ -19,7 +19,7 @@ namespace ballast {
 // One plane of a tensor as a file has it: without padding.
 struct CheckpointPlane {
   uint32_t tensor = 0;
-  size_t plane = 0;  // of the tensor's kernel
+  size_t plane = 0;  // of StoredPlanes (server/spec/stored_planes.h)
   uint64_t bytes = 0;
 };
 

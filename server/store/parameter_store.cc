@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "server/base/status_macros.h"
+#include "server/spec/stored_planes.h"
 
 namespace ballast {
 namespace {
@@ -38,6 +39,7 @@ ParameterStore::ParameterStore(Environment environment)
       versions_(environment_.spec->tensors.size()),
       updates_(environment_.spec->tensors.size()),
       step_of_(environment_.spec->tensors.size()),
+      averaged_(environment_.spec->tensors.size()),
       shards_(environment_.plan->shards.size()) {
   hyper_.reserve(kernels::kMaxConstants);
 }
@@ -53,14 +55,16 @@ std::vector<ParameterStore::KindBytes> ParameterStore::LayOut() {
   for (uint32_t i = 0; i < spots_.size(); ++i) {
     const uint32_t shard = environment_.plan->placement.shard_of[i];
     End& end = ends[shard];
-    const auto planes = KernelOf(*environment_.spec, i).planes;
+    const StoredPlanes planes(*environment_.spec, environment_.spec->tensors[i]);
+    const size_t of_kernel = KernelOf(*environment_.spec, i).planes.size();
     spots_[i].first_scale = end.scales;
     end.scales += ScaleCount(environment_.spec->tensors[i]);
     spots_[i].first_kept = end.kept;
     end.kept += KeptBytes(*environment_.spec, environment_.spec->tensors[i]);
     for (size_t p = 0; p < planes.size() && !stays_[i]; ++p) {
       uint64_t& offset = of_kind[shard][Index(planes[p].kind)];
-      spots_[i].offset[p] = offset;
+      if (p < of_kernel) spots_[i].offset[p] = offset;
+      if (p == of_kernel) spots_[i].first_average = offset;
       offset += AlignedPlaneBytes(planes[p], environment_.spec->tensors[i].elements);
     }
   }
@@ -82,7 +86,8 @@ absl::Status ParameterStore::Allocate(const ShardPlan& plan, const KindBytes& ow
   ASSIGN_OR_RETURN(shard->queue, device->NewQueue({.tiles = plan.statistics_tiles,
                                                    .payload_bytes = environment_.spec->chunk_elements * sizeof(float),
                                                    .scales = environment_.plan->send_buffer_scales,
-                                                   .elements = environment_.plan->parameters}));
+                                                   .elements = environment_.plan->parameters,
+                                                   .averages = !environment_.spec->averages.empty()}));
   return absl::OkStatus();
 }
 
@@ -91,8 +96,10 @@ PlanBytes ParameterStore::bytes() const {
   for (const Shard& shard : shards_) {
     sum += {.staging = shard.tiles.bytes() + shard.scales.bytes() + shard.kept.bytes() + shard.matrix.bytes()};
     for (const Part& part : shard.parts) {
-      sum += {
-          .weights = part.buffers[0].bytes(), .momentum = part.buffers[1].bytes(), .variance = part.buffers[2].bytes()};
+      sum += {.weights = part.buffers[0].bytes(),
+              .momentum = part.buffers[1].bytes(),
+              .variance = part.buffers[2].bytes(),
+              .averages = part.buffers[3].bytes()};
     }
   }
   return sum;
@@ -102,19 +109,46 @@ void ParameterStore::WaitIdle() const {
   for (const Shard& shard : shards_) shard.queue->WaitIdle();
 }
 
-std::byte* ParameterStore::PlaneAt(uint32_t tensor, size_t plane) const {
-  const kernels::Plane& p = KernelOf(*environment_.spec, tensor).planes[plane];
-  const Spot& spot = spots_[tensor];
-  return ShardOf(tensor).parts[spot.part].buffers[Index(p.kind)].data() + spot.offset[plane];
+kernels::PlaneKind ParameterStore::KindOf(uint32_t tensor, size_t plane) const {
+  const auto planes = KernelOf(*environment_.spec, tensor).planes;
+  return plane < planes.size() ? planes[plane].kind : kernels::PlaneKind::kAverage;
 }
 
-std::array<std::byte*, kernels::kMaxPlanes> ParameterStore::MasterPlanes(uint32_t tensor,
-                                                                         const StoreImage* image) const {
+uint64_t ParameterStore::OffsetOf(uint32_t tensor, size_t plane) const {
+  const size_t of_kernel = KernelOf(*environment_.spec, tensor).planes.size();
+  if (plane < of_kernel) return spots_[tensor].offset[plane];
+  const TensorSpec& t = environment_.spec->tensors[tensor];
+  const StoredPlanes planes(*environment_.spec, t);
+  uint64_t offset = spots_[tensor].first_average;
+  for (size_t p = of_kernel; p < plane; ++p) offset += AlignedPlaneBytes(planes[p], t.elements);
+  return offset;
+}
+
+std::byte* ParameterStore::PlaneAt(uint32_t tensor, size_t plane) const {
+  const Part& part = ShardOf(tensor).parts[spots_[tensor].part];
+  return part.buffers[Index(KindOf(tensor, plane))].data() + OffsetOf(tensor, plane);
+}
+
+const kernels::MasterFormat& ParameterStore::MasterOf(uint32_t tensor, WeightSeries series) const {
+  return series ? kernels::AverageMaster()
+                : *environment_.spec->groups[environment_.spec->tensors[tensor].group].master;
+}
+
+std::array<std::byte*, kernels::kMaxPlanes> ParameterStore::MasterPlanes(uint32_t tensor, const StoreImage* image,
+                                                                         WeightSeries series) const {
   std::array<std::byte*, kernels::kMaxPlanes> planes = {};
   const auto all = KernelOf(*environment_.spec, tensor).planes;
-  for (size_t p = 0, next = 0; p < all.size(); ++p) {
-    if (all[p].kind != kernels::PlaneKind::kWeights) continue;
+  size_t next = 0;
+  const auto add = [&](size_t p) {
     planes[next++] = image == nullptr ? PlaneAt(tensor, p) : PlaneIn(*image, tensor, p);
+  };
+  if (series) {
+    const size_t first = FirstPlaneOfAverage(*environment_.spec, environment_.spec->tensors[tensor], *series);
+    for (size_t p = 0; p < kAveragePlanes; ++p) add(first + p);
+    return planes;
+  }
+  for (size_t p = 0; p < all.size(); ++p) {
+    if (all[p].kind == kernels::PlaneKind::kWeights) add(p);
   }
   return planes;
 }
@@ -186,6 +220,35 @@ void ParameterStore::Update(uint32_t tensor, const UpdateValues& values, Done do
   Change(tensor);
   spots_[tensor].scales_of = nullptr;
   SubmitUpdate(tensor, task, std::move(done));
+  MoveAverages(tensor, values.step);
+}
+
+void ParameterStore::Average(uint32_t tensor, uint64_t step) {
+  Change(tensor);
+  spots_[tensor].scales_of = nullptr;
+  MoveAverages(tensor, step);
+}
+
+void ParameterStore::MoveAverages(uint32_t tensor, uint64_t step) {
+  const bool begins = !averaged_[tensor];
+  averaged_[tensor] = !environment_.spec->averages.empty();
+  SubmitAverages({tensor, 0, environment_.spec->tensors[tensor].elements}, step, begins);
+}
+
+void ParameterStore::SubmitAverages(TensorRange range, uint64_t step, bool begins) {
+  const RunSpec& spec = *environment_.spec;
+  const TensorSpec& t = spec.tensors[range.tensor];
+  for (uint32_t a = 0; a < spec.averages.size(); ++a) {
+    const auto weights = MasterPlanes(range.tensor), planes = MasterPlanes(range.tensor, nullptr, a);
+    AverageTask task{.master = spec.groups[t.group].master, .first = range.first, .last = range.last};
+    std::copy_n(weights.begin(), std::size(task.average.weights), task.average.weights);
+    std::copy_n(planes.begin(), std::size(task.average.planes), task.average.planes);
+    task.average.n = range.last;
+    task.average.random_key = kernels::RandomKey(kernels::AverageKey(t.key, spec.averages[a]), step);
+    task.average.pull = static_cast<float>(1 - spec.averages[a]);
+    task.average.begins = begins;
+    Submit(range.tensor, task, [](const TaskResult&) {});
+  }
 }
 
 void ParameterStore::Measure(uint32_t tensor, const UpdateValues& values, Done done) {
@@ -230,16 +293,17 @@ kernels::TileStatistics* ParameterStore::TilesOf(uint32_t tensor) const {
   return reinterpret_cast<kernels::TileStatistics*>(ShardOf(tensor).tiles.data());
 }
 
-float* ParameterStore::PresentScales(uint32_t tensor, const StoreImage* image) {
+float* ParameterStore::PresentScales(uint32_t tensor, const StoreImage* image, WeightSeries series) {
   const TensorSpec& t = environment_.spec->tensors[tensor];
   if (t.row_length == 0) return nullptr;
   Spot& spot = spots_[tensor];
   float* const scales = reinterpret_cast<float*>(ShardOf(tensor).scales.data()) + spot.first_scale;
   const void* const wanted = image == nullptr ? static_cast<const void*>(this) : image;
-  if (std::exchange(spot.scales_of, wanted) != wanted) {
+  const bool other = std::exchange(spot.scales_series, series) != series;
+  if (std::exchange(spot.scales_of, wanted) != wanted || other) {
     Submit(tensor,
-           ScaleTask{.master = environment_.spec->groups[t.group].master,
-                     .planes = MasterPlanes(tensor, image),
+           ScaleTask{.master = &MasterOf(tensor, series),
+                     .planes = MasterPlanes(tensor, image, series),
                      .elements = t.elements,
                      .row_length = t.row_length,
                      .scales = scales,
@@ -273,16 +337,17 @@ DeviceQueue::Completion ParameterStore::WhenEncoded(TensorRange range, TensorRan
   return CutAndSeal(range, tiles, element_bytes, out, std::move(done));
 }
 
-void ParameterStore::EncodeWeights(TensorRange wanted, WeightPiece* out, Done done, const StoreImage* image) {
+void ParameterStore::EncodeWeights(TensorRange wanted, WeightPiece* out, Done done, const StoreImage* image,
+                                   WeightSeries series) {
   const TensorSpec& t = environment_.spec->tensors[wanted.tensor];
   const TensorRange range = TilesAround(wanted);
   auto sealed = WhenEncoded(wanted, range, WireBytes(t.serving_format), out, std::move(done));
   std::byte* const to = out->Resize((range.last - range.first) * WireBytes(t.serving_format));
   out->scales.resize(ScalesOf(t, range.first, range.last).size());
-  const float* const scales = PresentScales(range.tensor, image);
+  const float* const scales = PresentScales(range.tensor, image, series);
   Submit(range.tensor,
-         EncodeWeightsTask{.master = environment_.spec->groups[t.group].master,
-                           .planes = MasterPlanes(range.tensor, image),
+         EncodeWeightsTask{.master = &MasterOf(range.tensor, series),
+                           .planes = MasterPlanes(range.tensor, image, series),
                            .format = t.serving_format,
                            .first = range.first,
                            .last = range.last,
@@ -295,14 +360,14 @@ void ParameterStore::EncodeWeights(TensorRange wanted, WeightPiece* out, Done do
          std::move(sealed));
 }
 
-void ParameterStore::EncodeMaster(TensorRange wanted, WeightPiece* out, Done done, const StoreImage* image) {
-  const TensorSpec& t = environment_.spec->tensors[wanted.tensor];
+void ParameterStore::EncodeMaster(TensorRange wanted, WeightPiece* out, Done done, const StoreImage* image,
+                                  WeightSeries series) {
   const TensorRange range = TilesAround(wanted);
   auto sealed = WhenEncoded(wanted, range, sizeof(float), out, std::move(done));
   out->scales.clear();
   Submit(range.tensor,
-         EncodeWeightsTask{.master = environment_.spec->groups[t.group].master,
-                           .planes = MasterPlanes(range.tensor, image),
+         EncodeWeightsTask{.master = &MasterOf(range.tensor, series),
+                           .planes = MasterPlanes(range.tensor, image, series),
                            .format = kernels::FindWireFormat("fp32"),
                            .first = range.first,
                            .last = range.last,
@@ -325,6 +390,8 @@ void ParameterStore::Load(TensorRange range, kernels::WireIndex format, const st
                   .last = range.last,
                   .in = in},
          OnStrand(std::move(done)));
+  averaged_[range.tensor] = false;
+  SubmitAverages(range, /*step=*/0, /*begins=*/true);
 }
 
 }  // namespace ballast

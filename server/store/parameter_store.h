@@ -1,5 +1,5 @@
-// A run's weights and optimizer state. On each of the run's devices it has the planes of that shard's tensors, in three
-// allocations by kind, and a queue; and it counts each tensor's updates. Everything that reads or writes the planes is
+// A run's weights, optimizer state, and averages of the weights. On each of the run's devices it has the planes of that
+// shard's tensors, in allocations by kind, and a queue; and it counts each tensor's updates. Everything that reads or writes the planes is
 // a task on the shard's queue, so each task of a tensor sees what earlier tasks of that tensor did.
 //
 // The store of an amended run takes the planes of the store before it over as they lie, so that no weight is there twice,
@@ -26,6 +26,7 @@
 #include "server/plan/plan.h"
 #include "server/spec/run_spec.h"
 #include "server/store/weight_piece.h"
+#include "server/store/weight_series.h"
 
 namespace ballast {
 
@@ -38,7 +39,7 @@ struct TensorRange {
 
 // Host memory for a copy of all of a run's weights and state, or of one tensor's. A movable owner.
 struct StoreImage {
-  std::vector<DeviceBuffer> shards;   // as the store's: weights, momentum, variance
+  std::vector<DeviceBuffer> shards;   // as the store's: weights, momentum, variance, averages
   std::optional<uint32_t> only = {};  // this tensor's planes are in shards[0], and nothing else
   uint64_t bytes() const;
 };
@@ -64,7 +65,9 @@ class ParameterStore {
   // How many updates of a tensor were submitted.
   struct UpdateCount {
     uint64_t updates = 0;
-    uint64_t step = 0;  // of the last; 0: none
+    uint64_t step = 0;      // of the last; 0: none
+    bool averaged = false;  // its averages have begun; until then they are copies of the weights that were loaded
+    bool operator==(const UpdateCount&) const = default;
   };
   using Done = absl::AnyInvocable<void(const TaskResult&)>;
   // The values of one update.
@@ -102,7 +105,11 @@ class ParameterStore {
   void Sum(uint32_t tensor, SumTask sum, Done done);
   // `done` once the tensor's sums before it are made.
   void WhenSummed(uint32_t tensor, Done done);
+  // Then moves the tensor's averages, as Average does.
   void Update(uint32_t tensor, const UpdateValues& values, Done done);
+  // Moves the tensor's averages towards its weights, at the end of this step, which has not updated it. The first time
+  // they become copies of the weights.
+  void Average(uint32_t tensor, uint64_t step);
   // Measures the gradient of these values, unscaled, before any clipping. The weights are not touched.
   void Measure(uint32_t tensor, const UpdateValues& values, Done done);
   // The core statistics that an Update with these values would give now. Touches neither the weights, nor the state,
@@ -115,15 +122,18 @@ class ParameterStore {
   void Curvature(uint32_t tensor, const UpdateValues& values, Done done);
   // Encodes weights in the tensor's serving format, with the scales of its present weights, into `out`, which stays
   // valid until done, is resized to fit, and sealed. `image`: encodes the weights saved there, before this call, instead.
-  void EncodeWeights(TensorRange range, WeightPiece* out, Done done, const StoreImage* image = nullptr);
+  // An average goes as weights do.
+  void EncodeWeights(TensorRange range, WeightPiece* out, Done done, const StoreImage* image = nullptr,
+                     WeightSeries series = {});
   // As EncodeWeights, but in fp32, without scales: all that the store has of the weights, rounded where the master
   // format has more than fp32.
-  void EncodeMaster(TensorRange range, WeightPiece* out, Done done, const StoreImage* image = nullptr);
+  void EncodeMaster(TensorRange range, WeightPiece* out, Done done, const StoreImage* image = nullptr,
+                    WeightSeries series = {});
   // Decodes momentum or variance that has a StateCodec into `out`, in fp32, by way of `room`; both stay valid until
   // done. RESOURCE_EXHAUSTED, and `done` is not called: the device has no room.
   absl::Status DecodeState(TensorRange range, kernels::PlaneKind kind, WeightPiece* out, StateRoom* room, Done done,
                            const StoreImage* image = nullptr);
-  // `in` stays valid until done.
+  // `in` stays valid until done. Averages begin anew, as copies of what is loaded, rounded to nearest.
   void Load(TensorRange range, kernels::WireIndex format, const std::byte* in, Done done);
   // Loads momentum or variance that has a StateCodec, rounded to nearest, or as it was where it was decoded from such
   // codes (exact_codes.h); encodes it before it returns.
@@ -148,7 +158,7 @@ class ParameterStore {
   void Forget(const StoreImage* image);
   // Copies the tensor back from the image; later tasks find it so.
   void Restore(uint32_t tensor, const StoreImage& image, const UpdateCount& count);
-  UpdateCount count(uint32_t tensor) const { return {updates_[tensor], step_of_[tensor]}; }
+  UpdateCount count(uint32_t tensor) const { return {updates_[tensor], step_of_[tensor], averaged_[tensor]}; }
   // A number that changes with the tensor's weights, also when a rewind makes the same step twice or weights are loaded
   // again.
   uint64_t version(uint32_t tensor) const { return versions_[tensor]; }
@@ -169,9 +179,13 @@ class ParameterStore {
  private:
   // The planes of the tensors that came to the run together.
   struct Part {
-    std::array<DeviceBuffer, 3> buffers;  // by kernels::PlaneKind
-    uint64_t image_begin = 0;             // in the shard's image, where the kinds lie one after another
-    uint64_t bytes() const { return buffers[0].bytes() + buffers[1].bytes() + buffers[2].bytes(); }
+    std::array<DeviceBuffer, kernels::kPlaneKinds> buffers;  // by kind
+    uint64_t image_begin = 0;  // in the shard's image, where the kinds lie one after another
+    uint64_t bytes() const {
+      uint64_t sum = 0;
+      for (const DeviceBuffer& buffer : buffers) sum += buffer.bytes();
+      return sum;
+    }
   };
   // What one device holds.
   struct Shard {
@@ -185,8 +199,10 @@ class ParameterStore {
   struct Spot {
     size_t part = 0;                                        // of the shard
     std::array<uint64_t, kernels::kMaxPlanes> offset = {};  // of each of the kernel's planes in its kind's buffer
+    uint64_t first_average = 0;                             // where its averages' planes begin, one after another
     uint64_t first_scale = 0;                               // in the shard's
     const void* scales_of = nullptr;                        // the store's as it is, an image's, or nobody's
+    WeightSeries scales_series = {};                        // and of which of its weights
     bool state_loaded = false;
     uint64_t first_kept = 0;                  // in the shard's, in bytes
     std::optional<uint64_t> kept_after = {};  // updates when the gradient was kept; none: it is of no use
@@ -199,7 +215,7 @@ class ParameterStore {
   UpdateTask MakeUpdate(uint32_t tensor, const UpdateValues& values, uint64_t t);
   // What it needs beside that where it is over a matrix.
   void TakeMatrix(uint32_t tensor, UpdateTask* task) const;
-  using KindBytes = std::array<uint64_t, 3>;  // by kernels::PlaneKind
+  using KindBytes = std::array<uint64_t, kernels::kPlaneKinds>;
   // `own`: of the tensors that do not stay.
   absl::Status Allocate(const ShardPlan& plan, const KindBytes& own, Device* device, Shard* shard) const;
   // Returns what the tensors that do not stay take, by shard.
@@ -225,6 +241,12 @@ class ParameterStore {
   const Shard& ShardOf(uint32_t tensor) const { return shards_[environment_.plan->placement.shard_of[tensor]]; }
   // An update's: what is of a matrix works on what tensors share.
   void SubmitUpdate(uint32_t tensor, const UpdateTask& task, Done done);
+  void MoveAverages(uint32_t tensor, uint64_t step);
+  // Of elements [first, last), first a multiple of the tile.
+  void SubmitAverages(TensorRange range, uint64_t step, bool begins);
+  // The pieces, by plane of the tensor, as many tasks as they need; `done` hears the seconds of all.
+  template <class PieceOf>
+  void SubmitCopies(uint32_t tensor, bool saves, PieceOf piece_of, DeviceQueue::Completion done);
   // On the tensor's queue, whose device is woken once for all that the strand submits in this turn.
   void Submit(uint32_t tensor, DeviceTask task, DeviceQueue::Completion done);
   void Submit(uint32_t tensor, DeviceTask task, DeviceQueue::Completion done, std::optional<uint32_t> works_on);
@@ -238,22 +260,29 @@ class ParameterStore {
   // is more than the range.
   DeviceQueue::Completion WhenEncoded(TensorRange range, TensorRange tiles, uint64_t element_bytes, WeightPiece* out,
                                       Done done);
-  // The planes a master reads: the kernel's planes that hold weights, in order.
-  std::array<std::byte*, kernels::kMaxPlanes> MasterPlanes(uint32_t tensor, const StoreImage* image = nullptr) const;
+  // What the weights of a series are kept in.
+  const kernels::MasterFormat& MasterOf(uint32_t tensor, WeightSeries series) const;
+  // The planes a master reads: the kernel's planes that hold weights, or the average's, in order.
+  std::array<std::byte*, kernels::kMaxPlanes> MasterPlanes(uint32_t tensor, const StoreImage* image = nullptr,
+                                                           WeightSeries series = {}) const;
+  // By plane of StoredPlanes (server/spec/stored_planes.h). Its place among those of its kind, in bytes.
+  uint64_t OffsetOf(uint32_t tensor, size_t plane) const;
+  kernels::PlaneKind KindOf(uint32_t tensor, size_t plane) const;
   std::byte* PlaneAt(uint32_t tensor, size_t plane) const;
   std::byte* PlaneIn(const StoreImage& image, uint32_t tensor, size_t plane) const;
   kernels::TileStatistics* TilesOf(uint32_t tensor) const;
   // The tensor's scales. If those there are not of its present weights, a task is submitted first that computes them.
-  float* PresentScales(uint32_t tensor, const StoreImage* image);
+  float* PresentScales(uint32_t tensor, const StoreImage* image, WeightSeries series);
 
   const Environment environment_;
   const std::vector<bool> stays_;  // by tensor: its planes come with TakeOver
   const std::shared_ptr<const bool> awaited_ = std::make_shared<const bool>();  // held by each completion under way
-  std::vector<Spot> spots_;                                                     // by tensor, like the next three
+  std::vector<Spot> spots_;                                                     // by tensor, like those that follow
   std::vector<uint64_t> versions_;
   std::function<void(uint32_t)> before_change_;
   std::vector<uint64_t> updates_;
   std::vector<uint64_t> step_of_;
+  std::vector<bool> averaged_;
   std::vector<double> hyper_;  // scratch of Update
   std::vector<Shard> shards_;
   std::atomic<bool> wakes_ = false;  // posted; tests submit beside the strand, too

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "server/base/status_macros.h"
+#include "server/spec/stored_planes.h"
 #include "server/store/checkpoint_layout.h"
 #include "server/store/parameter_store.h"
 
@@ -25,7 +26,7 @@ absl::StatusOr<StoreImage> ParameterStore::NewImage() const {
 
 absl::StatusOr<StoreImage> ParameterStore::NewImage(uint32_t only) const {
   const TensorSpec& t = environment_.spec->tensors[only];
-  const auto planes = environment_.spec->groups[t.group].kernel->planes;
+  const StoredPlanes planes(*environment_.spec, t);
   StoreImage image{.shards = {}, .only = only};
   Device* const device = environment_.devices[environment_.plan->placement.shard_of[only]];
   ASSIGN_OR_RETURN(DeviceBuffer room, device->Allocate(StoredBytes(planes, planes.size(), t.elements), Place::kAside));
@@ -35,32 +36,53 @@ absl::StatusOr<StoreImage> ParameterStore::NewImage(uint32_t only) const {
 
 std::byte* ParameterStore::PlaneIn(const StoreImage& image, uint32_t tensor, size_t plane) const {
   const TensorSpec& t = environment_.spec->tensors[tensor];
-  const auto planes = environment_.spec->groups[t.group].kernel->planes;
-  if (image.only) return image.shards[0].data() + StoredBytes(planes, plane, t.elements);
-  const size_t kind = Index(planes[plane].kind);
+  if (image.only) {
+    return image.shards[0].data() + StoredBytes(StoredPlanes(*environment_.spec, t), plane, t.elements);
+  }
+  const size_t kind = Index(KindOf(tensor, plane));
   const Part& part = ShardOf(tensor).parts[spots_[tensor].part];
-  uint64_t offset = part.image_begin + spots_[tensor].offset[plane];
+  uint64_t offset = part.image_begin + OffsetOf(tensor, plane);
   for (size_t k = 0; k < kind; ++k) offset += part.buffers[k].bytes();
   return image.shards[environment_.plan->placement.shard_of[tensor]].data() + offset;
 }
 
 absl::Span<std::byte> ParameterStore::SavedPlane(const StoreImage& image, uint32_t tensor, size_t plane) const {
   const TensorSpec& t = environment_.spec->tensors[tensor];
-  const kernels::Plane& p = environment_.spec->groups[t.group].kernel->planes[plane];
-  return {PlaneIn(image, tensor, plane), static_cast<size_t>(UsedPlaneBytes(p, t.elements))};
+  const StoredPlanes planes(*environment_.spec, t);
+  return {PlaneIn(image, tensor, plane), static_cast<size_t>(UsedPlaneBytes(planes[plane], t.elements))};
+}
+
+template <class PieceOf>
+void ParameterStore::SubmitCopies(uint32_t tensor, bool saves, PieceOf piece_of, DeviceQueue::Completion done) {
+  const TensorSpec& t = environment_.spec->tensors[tensor];
+  const StoredPlanes planes(*environment_.spec, t);
+  CopyTask task{.saves = saves};
+  if (planes.size() <= task.pieces.size()) {
+    for (size_t p = 0; p < planes.size(); ++p) task.pieces[p] = piece_of(p, kernels::PlaneBytes(planes[p], t.elements));
+    return Submit(tensor, task, std::move(done));
+  }
+  const auto seconds = std::make_shared<double>(0);
+  size_t filled = 0;
+  for (size_t p = 0; p < planes.size(); ++p) {
+    if (filled == task.pieces.size()) {
+      Submit(tensor, std::exchange(task, CopyTask{.saves = saves}),
+             [seconds](const TaskResult& r) { *seconds += r.seconds; });
+      filled = 0;
+    }
+    task.pieces[filled++] = piece_of(p, kernels::PlaneBytes(planes[p], t.elements));
+  }
+  Submit(tensor, task, [seconds, done = std::move(done)](TaskResult result) mutable {
+    result.seconds += *seconds;
+    done(result);
+  });
 }
 
 void ParameterStore::Save(uint32_t tensor, StoreImage* image, Done done) {
-  const TensorSpec& t = environment_.spec->tensors[tensor];
-  const auto planes = environment_.spec->groups[t.group].kernel->planes;
-  CopyTask task{.saves = true};
-  for (size_t p = 0; p < planes.size(); ++p) {
-    task.pieces[p] = {.to = PlaneIn(*image, tensor, p),
-                      .from = PlaneAt(tensor, p),
-                      .bytes = kernels::PlaneBytes(planes[p], t.elements)};
-  }
   if (spots_[tensor].scales_of == image) spots_[tensor].scales_of = nullptr;
-  Submit(tensor, task, OnStrand(std::move(done)));
+  const auto piece_of = [&](size_t p, uint64_t bytes) {
+    return CopyTask::Piece{.to = PlaneIn(*image, tensor, p), .from = PlaneAt(tensor, p), .bytes = bytes};
+  };
+  SubmitCopies(tensor, /*saves=*/true, piece_of, OnStrand(std::move(done)));
 }
 
 void ParameterStore::Forget(const StoreImage* image) {
@@ -70,20 +92,16 @@ void ParameterStore::Forget(const StoreImage* image) {
 }
 
 void ParameterStore::Restore(uint32_t tensor, const StoreImage& image, const UpdateCount& count) {
-  const TensorSpec& t = environment_.spec->tensors[tensor];
-  const auto planes = environment_.spec->groups[t.group].kernel->planes;
-  CopyTask task;
-  for (size_t p = 0; p < planes.size(); ++p) {
-    task.pieces[p] = {.to = PlaneAt(tensor, p),
-                      .from = PlaneIn(image, tensor, p),
-                      .bytes = kernels::PlaneBytes(planes[p], t.elements)};
-  }
   updates_[tensor] = count.updates;
   step_of_[tensor] = count.step;
+  averaged_[tensor] = count.averaged;
   Change(tensor);
   spots_[tensor].scales_of = nullptr;
   spots_[tensor].kept_after.reset();
-  Submit(tensor, task, [](const TaskResult&) {});
+  const auto piece_of = [&](size_t p, uint64_t bytes) {
+    return CopyTask::Piece{.to = PlaneAt(tensor, p), .from = PlaneIn(image, tensor, p), .bytes = bytes};
+  };
+  SubmitCopies(tensor, /*saves=*/false, piece_of, [](const TaskResult&) {});
 }
 
 }  // namespace ballast

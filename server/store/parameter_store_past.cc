@@ -10,6 +10,7 @@
 
 #include "server/base/status_macros.h"
 #include "server/spec/carry_over.h"
+#include "server/spec/stored_planes.h"
 #include "server/store/parameter_store.h"
 
 namespace ballast {
@@ -17,7 +18,7 @@ namespace {
 
 using kernels::PlaneKind;
 
-constexpr PlaneKind kKinds[] = {PlaneKind::kWeights, PlaneKind::kMomentum, PlaneKind::kVariance};
+constexpr PlaneKind kKinds[] = {PlaneKind::kWeights, PlaneKind::kMomentum, PlaneKind::kVariance, PlaneKind::kAverage};
 
 // Of weights in fp32 that are about to be stored otherwise.
 absl::Status CheckHeld(const TensorSpec& t, const kernels::MasterFormat& master, const std::byte* weights, uint64_t n) {
@@ -84,8 +85,9 @@ absl::Status ParameterStore::CarryOver(const ParameterStore& past, uint32_t tens
 }
 
 absl::Status ParameterStore::CopyPlanes(const ParameterStore& past, uint32_t tensor, PlaneKind kind) {
-  const auto from = KernelOf(*past.environment_.spec, tensor).planes, to = KernelOf(*environment_.spec, tensor).planes;
-  const uint64_t elements = environment_.spec->tensors[tensor].elements;
+  const RunSpec &spec = *environment_.spec, &past_spec = *past.environment_.spec;
+  const StoredPlanes from(past_spec, past_spec.tensors[tensor]), to(spec, spec.tensors[tensor]);
+  const uint64_t elements = spec.tensors[tensor].elements;
   Device* const device = environment_.devices[environment_.plan->placement.shard_of[tensor]];
   DeviceBuffer room;  // a device copies between its memory and the host's
   for (size_t p = 0, q = 0; p < from.size(); ++p) {
@@ -160,7 +162,9 @@ void ParameterStore::TakeOver(ParameterStore* past) {
     for (uint32_t i = 0; i < spots_.size(); ++i) {
       if (environment_.plan->placement.shard_of[i] != s) continue;
       spots_[i].part = stays_[i] ? places[past->spots_[i].part] : parts.size();
-      if (stays_[i]) spots_[i].offset = past->spots_[i].offset;
+      if (!stays_[i]) continue;
+      spots_[i].offset = past->spots_[i].offset;
+      spots_[i].first_average = past->spots_[i].first_average;
     }
     std::move(own.begin(), own.end(), std::back_inserter(parts));
     uint64_t begin = 0;
@@ -171,6 +175,7 @@ void ParameterStore::TakeOver(ParameterStore* past) {
     versions_[i] = past->versions_[i] + 1;
     updates_[i] = past->updates_[i];
     step_of_[i] = past->step_of_[i];
+    averaged_[i] = past->averaged_[i];
   }
 }
 

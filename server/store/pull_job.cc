@@ -20,8 +20,9 @@ uint64_t MessageBytes(const TensorSpec& t) {
 
 }  // namespace
 
-PullJob::PullJob(const RunSpec* spec, PullSource source, WeightCopies* copies, std::shared_ptr<WeightSink> sink)
-    : spec_(spec), source_(source), copies_(copies), sink_(std::move(sink)) {}
+PullJob::PullJob(const RunSpec* spec, PullSource source, WeightCopies* copies, std::shared_ptr<WeightSink> sink,
+                 WeightSeries series)
+    : spec_(spec), source_(source), copies_(copies), sink_(std::move(sink)), series_(series) {}
 
 void PullJob::Begin(std::vector<uint32_t> tensors, std::vector<StateSlot> slots, ChunkSet parts) {
   tensors_ = std::move(tensors);
@@ -171,10 +172,10 @@ absl::Status PullJob::Encode(Item* item) {
   auto done = [self = shared_from_this()](const TaskResult&) { self->OnEncoded(); };
   switch (slot) {
     case StateSlot::kWeights:
-      source_.store->EncodeWeights(range, piece, std::move(done), image);
+      source_.store->EncodeWeights(range, piece, std::move(done), image, series_);
       return absl::OkStatus();
     case StateSlot::kMaster:
-      source_.store->EncodeMaster(range, piece, std::move(done), image);
+      source_.store->EncodeMaster(range, piece, std::move(done), image, series_);
       return absl::OkStatus();
     case StateSlot::kUpdates:
       piece->Resize(0);
@@ -196,7 +197,8 @@ WeightsChunk PullJob::Advance() {
                            .chunk = chunk_,
                            .last = last && InLastSlot(),
                            .slot = slots_[slot_],
-                           .updates = label_.updates};
+                           .updates = label_.updates,
+                           .series = series_};
   ++chunk_;
   if (last) {
     ++slot_;

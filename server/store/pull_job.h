@@ -36,7 +36,9 @@ class PullJob : public std::enable_shared_from_this<PullJob> {
   static constexpr int kMostRestarts = 2;                     // of a tensor
   static constexpr double kLeastBytesPerS = 1024.0 * 1024.0;  // of a copy that another reader waits for
 
-  PullJob(const RunSpec* spec, PullSource source, WeightCopies* copies, std::shared_ptr<WeightSink> sink);
+  // series: whose weights are sent, in kWeights and kMaster.
+  PullJob(const RunSpec* spec, PullSource source, WeightCopies* copies, std::shared_ptr<WeightSink> sink,
+          WeightSeries series = {});
 
   // Once. Slots that a tensor has none of are left out, and so are tensors of which `parts` has nothing.
   void Begin(std::vector<uint32_t> tensors, std::vector<StateSlot> slots = {StateSlot::kWeights}, ChunkSet parts = {});
@@ -88,6 +90,7 @@ class PullJob : public std::enable_shared_from_this<PullJob> {
   const PullSource source_;
   WeightCopies* const copies_;
   const std::shared_ptr<WeightSink> sink_;
+  const WeightSeries series_;
   std::vector<uint32_t> tensors_;
   std::vector<StateSlot> slots_;
   ChunkSet parts_;         // what is sent of the tensors

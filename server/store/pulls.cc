@@ -18,7 +18,7 @@ void Pulls::Begin(PullOrder order, std::shared_ptr<WeightSink> sink) {
   }
   const auto source = environment_.source_of(order.step);
   if (!source.ok()) return sink->Finish(source.status());
-  const auto job = std::make_shared<PullJob>(&spec, *source, &copies_, std::move(sink));
+  const auto job = std::make_shared<PullJob>(&spec, *source, &copies_, std::move(sink), order.series);
   readers_.push_back({.job = job});
   order.digests.empty() ? job->Begin(std::move(order.tensors), std::move(order.slots), std::move(order.parts))
                         : Compare(job, std::move(order));

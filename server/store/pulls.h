@@ -27,7 +27,8 @@ struct PullOrder {
   uint64_t step = 0;
   std::vector<uint64_t> digests = {};  // by place in `tensors`, or none; only of the latest, and of weights alone
   std::vector<StateSlot> slots = {StateSlot::kWeights};
-  ChunkSet parts = {};  // what is sent of the tensors
+  ChunkSet parts = {};       // what is sent of the tensors
+  WeightSeries series = {};  // whose kWeights and kMaster are meant
 };
 
 class Pulls {

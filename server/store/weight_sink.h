@@ -7,6 +7,7 @@
 
 #include "server/store/state_slot.h"
 #include "server/store/weight_piece.h"
+#include "server/store/weight_series.h"
 
 namespace ballast {
 
@@ -17,6 +18,7 @@ struct WeightsChunk {
   bool last = false;  // of the tensor that the rank, or the reader, receives
   StateSlot slot = StateSlot::kWeights;
   uint64_t updates = 0;  // of the slot kUpdates, which has no data
+  WeightSeries series = {};
 };
 
 // What became of a write. kNow: it is out of the sender's hands, who takes the memory back and may write again. kLater:

@@ -26,6 +26,7 @@ void Print(const v1::RunSpec& spec, const v1::RunPlan& plan, std::ostream& out) 
   row("daemon", "weights", plan.server().weights());
   row("", "momentum", plan.server().momentum());
   row("", "variance", plan.server().variance());
+  if (plan.server().averages() > 0) row("", "averages of the weights", plan.server().averages());
   row("", "stored", StoredBytes(plan.server()));
   row("", "gradients under way", plan.server().gradients());
   row("", "staging", plan.server().staging());

@@ -83,6 +83,17 @@ absl::StatusOr<std::vector<FormatRule>> FormatRules(const std::string& text) {
   return rules;
 }
 
+absl::Status TakeAverages(const Invocation& invocation, v1::RunSpec* spec) {
+  for (const auto part : absl::StrSplit(invocation.Get("averages", ""), ',', absl::SkipEmpty())) {
+    double decay = 0;
+    if (!absl::SimpleAtod(part, &decay)) {
+      return absl::InvalidArgumentError(absl::StrCat("--averages has '", part, "'; wanted decays, as .999,.9999"));
+    }
+    spec->add_averages(decay);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status TakeSteps(const Invocation& invocation, v1::RunSpec* spec) {
   const auto ranks = Count("ranks", invocation.Get("ranks", "1"));
   if (!ranks.ok()) return ranks.status();
@@ -128,7 +139,8 @@ std::vector<Flag> PlanFlags() {
           {"commit", "MODE", "release (default) or staged, which keeps all gradients until they are judged"},
           {"snapshots", "N", "of past steps, in host memory, to rewind to; default 0"},
           {"readers", "N", "who follow the run at a time, as `ballastctl follow` does; default 0"},
-          {"tags", "N", "versions of the weights that may have names at a time, as `ballastctl tag` gives; default 0"}};
+          {"tags", "N", "versions of the weights that may have names at a time, as `ballastctl tag` gives; default 0"},
+          {"averages", "DECAYS", "averages of the weights that the daemon keeps, as .999,.9999; default none"}};
 }
 
 absl::StatusOr<v1::RunSpec> PlanSpec(const Invocation& invocation) {
@@ -142,6 +154,7 @@ absl::StatusOr<v1::RunSpec> PlanSpec(const Invocation& invocation) {
   if (!added.ok()) return added;
   for (v1::TensorSpec& tensor : *spec.mutable_tensors()) tensor.set_dtype(invocation.Get("dtype", "bf16"));
   if (auto taken = TakeSteps(invocation, &spec); !taken.ok()) return taken;
+  if (auto taken = TakeAverages(invocation, &spec); !taken.ok()) return taken;
   v1::GroupSpec* group = spec.add_groups();
   group->set_rule(invocation.Get("rule", "adamw"));
   group->set_master(invocation.Get("master", ""));

@@ -52,15 +52,18 @@ void PrintProgress(const v1::RunStatus& run, bool keeps_snapshots, std::ostream&
   table.Print(out);
 }
 
-void PrintMemory(const v1::RunStatus& run, std::ostream& out) {
+void PrintMemory(const v1::RunStatus& run, const v1::RunSpec& spec, std::ostream& out) {
   Table table({kLeft, kRight, kRight});
-  const auto row = [&](const char* kind, uint64_t bytes) {
+  const auto row = [&](const std::string& kind, uint64_t bytes) {
     table.Row({kind, Bytes(bytes), PerParameter(bytes, run.parameters())});
   };
   table.Row({"MEMORY", "BYTES", "PER PARAMETER"});
   row("weights", run.bytes().weights());
   row("momentum", run.bytes().momentum());
   row("variance", run.bytes().variance());
+  if (run.bytes().averages() > 0) {
+    row(absl::StrCat("averages of the weights, ", absl::StrJoin(spec.averages(), ", ")), run.bytes().averages());
+  }
   row("stored", StoredBytes(run.bytes()));
   row("gradients under way", run.bytes().gradients());
   row("staging", run.bytes().staging());
@@ -91,7 +94,7 @@ int PrintRun(const Invocation& invocation) {
   if (!run.ok()) return Fail(invocation, run.status());
   if (invocation.json) return PrintJson(invocation, *run);
   PrintProgress(run->status(), run->spec().has_rewind(), invocation.out);
-  PrintMemory(run->status(), invocation.out);
+  PrintMemory(run->status(), run->spec(), invocation.out);
   PrintLayers(run->status(), invocation.out);
   return kOk;
 }

@@ -57,7 +57,9 @@ std::string OutcomeName(v1::StepOutcome outcome) {
   return absl::AsciiStrToLower(absl::StripPrefix(v1::StepOutcome_Name(outcome), "STEP_OUTCOME_"));
 }
 
-uint64_t StoredBytes(const v1::ByteCounts& bytes) { return bytes.weights() + bytes.momentum() + bytes.variance(); }
+uint64_t StoredBytes(const v1::ByteCounts& bytes) {
+  return bytes.weights() + bytes.momentum() + bytes.variance() + bytes.averages();
+}
 
 uint64_t TotalBytes(const v1::ByteCounts& bytes) {
   return StoredBytes(bytes) + bytes.gradients() + bytes.staging() + bytes.snapshots() + bytes.client_state() +

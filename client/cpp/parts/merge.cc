@@ -23,6 +23,7 @@ void Add(const v1::ByteCounts& part, v1::ByteCounts* whole) {
   whole->set_snapshots(whole->snapshots() + part.snapshots());
   whole->set_client_state(whole->client_state() + part.client_state());
   whole->set_following(whole->following() + part.following());
+  whole->set_averages(whole->averages() + part.averages());
 }
 
 // From what nothing can be said of to what goes well.

@@ -144,11 +144,11 @@ absl::Status PartsClient::PullServed(const std::string& run_id, absl::Span<const
 absl::Status PartsClient::PullState(const std::string& run_id, absl::Span<const uint32_t> tensors,
                                     absl::Span<const std::string> slots,
                                     const std::function<absl::Status(const ServedPiece&)>& sink, uint64_t snapshot,
-                                    const Shards& shards) {
+                                    const Shards& shards, std::optional<double> average) {
   return PullParts(run_id, tensors, {}, shards,
                    [&](uint32_t part, const Picked& picked, const std::vector<uint32_t>& numbers, absl::Mutex* mu) {
                      return daemons_[part]->PullState(run_id, picked.tensors, slots, Renamed(numbers, sink, mu),
-                                                      snapshot, picked.shards);
+                                                      snapshot, picked.shards, average);
                    });
 }
 

@@ -168,9 +168,19 @@ absl::Status CheckSlot(const v1::Weights& weights, const v1::PullRequest& reques
                                                ": this daemon is older than the client; update it"));
 }
 
+// Nor one that does not know PullRequest.average.
+absl::Status CheckAverage(const v1::Weights& weights, const v1::PullRequest& request) {
+  if (weights.average() == request.average()) return absl::OkStatus();
+  return absl::UnimplementedError(absl::StrCat("pull of tensor ", weights.tensor(),
+                                               ": asked for the average with decay ", request.average(),
+                                               ", and got the weights: this daemon is older than the "
+                                               "client; update it"));
+}
+
 absl::Status Deliver(const v1::Weights& weights, const v1::PullRequest& request, Arrivals* arrivals,
                      const ServedSink& sink) {
   if (auto s = CheckSlot(weights, request); !s.ok()) return s;
+  if (auto s = CheckAverage(weights, request); !s.ok()) return s;
   if (Crc32c(BytesOf(weights.data())) != weights.crc32c()) {
     return absl::DataLossError(
         absl::StrCat("pull of tensor ", weights.tensor(), ": chunk ", weights.chunk(), " arrived damaged; pull again"));

@@ -179,7 +179,7 @@ function sparkline(values, name) {
 // --- bytes -----------------------------------------------------------------------------------------------------------
 
 // As ByteCounts of the API has them, without padding, which is part of others. Snapshots, client_state and following are in host memory.
-const KINDS = ["weights", "momentum", "variance", "gradients", "staging", "snapshots", "client_state", "following"];
+const KINDS = ["weights", "momentum", "variance", "averages", "gradients", "staging", "snapshots", "client_state", "following"];
 
 const bytesOf = (run) => KINDS.map((kind) => parse(run.bytes?.[kind]) ?? 0);
 const sum = (values) => values.reduce((a, b) => a + b, 0);

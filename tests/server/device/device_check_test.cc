@@ -38,14 +38,13 @@ TEST_P(DeviceCheckWrongTest, AWrongDeviceIsFoundAndNamed) {
               ::testing::StartsWith(absl::StrCat("cuda:0 gives other ", GetParam().what, " than the CPU: ")));
 }
 
-INSTANTIATE_TEST_SUITE_P(All, DeviceCheckWrongTest,
-                         ::testing::Values(Case{"Update", Wrong::kEveryUpdate, "weights"},
-                                           Case{"Nearest", Wrong::kNearest, "weights"},
-                                           Case{"Bf16", Wrong::kBf16, "weights"},
-                                           Case{"Dry", Wrong::kDry, "statistics"},
-                                           Case{"Measure", Wrong::kMeasure, "statistics"},
-                                           Case{"ProbeCurvature", Wrong::kProbe, "curvatures"}),
-                         [](const auto& one) { return one.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    All, DeviceCheckWrongTest,
+    ::testing::Values(Case{"Update", Wrong::kEveryUpdate, "weights"}, Case{"Nearest", Wrong::kNearest, "weights"},
+                      Case{"Bf16", Wrong::kBf16, "weights"}, Case{"Dry", Wrong::kDry, "statistics"},
+                      Case{"Measure", Wrong::kMeasure, "statistics"}, Case{"Average", Wrong::kAverage, "averages"},
+                      Case{"ProbeCurvature", Wrong::kProbe, "curvatures"}),
+    [](const auto& one) { return one.param.name; });
 
 TEST(DeviceCheckTest, AGpuThatDoesNotAnswerIsUnavailable) {
   FakeGpuState state;

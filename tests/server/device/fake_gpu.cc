@@ -156,6 +156,17 @@ void FakeGpu::ProbeCurvature(size_t kernel, const kernels::DeviceCurvature* batc
   });
 }
 
+void FakeGpu::MoveAverages(size_t master, const kernels::DeviceAverage* batch, int count, uint64_t) {
+  ++state_->average_launches;
+  Give(Stream::kCompute, [=, this] {
+    for (const kernels::DeviceAverage* item = batch; item != batch + count; ++item) {
+      kernels::LockstepMasters()[master].average(item->average, item->first / kernels::kTile,
+                                                 kernels::TilesOf(item->last));
+      if (state_->wrong == Wrong::kAverage) item->average.planes[0][1] ^= std::byte{1};
+    }
+  });
+}
+
 void FakeGpu::Load(size_t master, const DeviceCopy* batch, int count, uint64_t, kernels::WireIndex format) {
   Give(Stream::kCompute, [=, this] {
     for (const DeviceCopy* item = batch; item != batch + count; ++item) {

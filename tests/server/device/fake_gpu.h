@@ -21,14 +21,15 @@
 namespace ballast {
 
 // What a FakeGpu computes differently from the CPU: the first weight of some updates, or a statistic.
-enum class Wrong { kNothing, kEveryUpdate, kNearest, kBf16, kDry, kMeasure, kProbe };
+enum class Wrong { kNothing, kEveryUpdate, kNearest, kBf16, kDry, kMeasure, kProbe, kAverage };
 
 // Outlives the device that uses the FakeGpu; tests look at it.
 struct FakeGpuState {
   std::atomic<int> allocations_left = 1 << 30;  // then they are refused
   std::atomic<int64_t> live_bytes = 0, live_events = 0;
   std::atomic<Wrong> wrong = Wrong::kNothing;
-  std::atomic<int> update_launches = 0, measure_launches = 0, probe_launches = 0, serve_launches = 0;
+  std::atomic<int> update_launches = 0, measure_launches = 0, probe_launches = 0, serve_launches = 0,
+                   average_launches = 0;
   std::atomic<int> copies_in = 0, loads_done = 0;
   std::string products = "products of a fake GPU";  // empty: none; as it was when the device was made
 
@@ -56,6 +57,7 @@ class FakeGpu final : public GpuDriver {
   void Orthogonalize(const kernels::DeviceMatrix& matrix) override;
   void Measure(const kernels::DeviceGradient* batch, int count, uint64_t tiles) override;
   void ProbeCurvature(size_t kernel, const kernels::DeviceCurvature* batch, int count, uint64_t tiles) override;
+  void MoveAverages(size_t master, const kernels::DeviceAverage* batch, int count, uint64_t tiles) override;
   void Load(size_t master, const kernels::DeviceCopy* batch, int count, uint64_t tiles,
             kernels::WireIndex format) override;
   void EncodeWeights(size_t master, const kernels::DeviceCopy* batch, int count, uint64_t tiles,

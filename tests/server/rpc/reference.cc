@@ -24,17 +24,24 @@ constexpr kernels::PlaneKind kKinds[] = {kernels::PlaneKind::kWeights, kernels::
 }  // namespace
 
 Reference::Reference(const RunSpec& spec) : spec_(spec), tensors_(spec.tensors.size()) {
-  for (size_t i = 0; i < tensors_.size(); ++i) {
+  for (uint32_t i = 0; i < tensors_.size(); ++i) {
     for (const kernels::Plane& plane : spec_.groups[spec_.tensors[i].group].kernel->planes) {
-      auto& storage =
-          tensors_[i].storage.emplace_back(AlignedPlaneBytes(plane, spec_.tensors[i].elements) + kAlignment);
-      void* at = storage.data();
-      size_t space = storage.size();
-      auto* aligned = static_cast<std::byte*>(std::align(kAlignment, space - kAlignment, at, space));
-      tensors_[i].planes.push_back(aligned);
-      if (plane.kind == kernels::PlaneKind::kWeights) tensors_[i].master_planes.push_back(aligned);
+      tensors_[i].planes.push_back(Allocate(plane, i));
+      if (plane.kind == kernels::PlaneKind::kWeights) tensors_[i].master_planes.push_back(tensors_[i].planes.back());
+    }
+    for (size_t a = 0; a < spec_.averages.size(); ++a) {
+      auto& planes = tensors_[i].averages.emplace_back();
+      for (const kernels::Plane& plane : kernels::AverageMaster().planes) planes.push_back(Allocate(plane, i));
     }
   }
+}
+
+std::byte* Reference::Allocate(const kernels::Plane& plane, uint32_t tensor) {
+  auto& storage =
+      tensors_[tensor].storage.emplace_back(AlignedPlaneBytes(plane, spec_.tensors[tensor].elements) + kAlignment);
+  void* at = storage.data();
+  size_t space = storage.size();
+  return static_cast<std::byte*>(std::align(kAlignment, space - kAlignment, at, space));
 }
 
 void Reference::TakeOver(Reference* past) {
@@ -47,6 +54,13 @@ void Reference::TakeOver(Reference* past) {
       continue;
     }
     tensors_[i].t = past->tensors_[i].t;
+    tensors_[i].averaged = past->tensors_[i].averaged;
+    for (size_t a = 0; a < spec_.averages.size(); ++a) {
+      for (size_t p = 0; p < tensors_[i].averages[a].size(); ++p) {
+        std::memcpy(tensors_[i].averages[a][p], past->tensors_[i].averages[a][p],
+                    kernels::PlaneBytes(kernels::AverageMaster().planes[p], spec_.tensors[i].elements));
+      }
+    }
     for (const auto kind : kKinds) {
       if (kind == kernels::PlaneKind::kWeights ? same_master : same_state) {
         CopyPlanes(*past, i, kind);
@@ -73,6 +87,39 @@ void Reference::Load(uint32_t tensor, const std::vector<float>& weights) {
   const kernels::MasterFormat* master = spec_.groups[spec_.tensors[tensor].group].master;
   master->load(tensors_[tensor].master_planes.data(), kernels::FindWireFormat("fp32"), weights.data(), 0,
                weights.size());
+  const std::vector<float> stored = Master(tensor);
+  for (const auto& planes : tensors_[tensor].averages) {
+    kernels::AverageMaster().load(planes.data(), kernels::FindWireFormat("fp32"), stored.data(), 0, stored.size());
+  }
+  tensors_[tensor].averaged = false;
+}
+
+void Reference::Average(uint32_t tensor, uint64_t step) {
+  const TensorSpec& spec = spec_.tensors[tensor];
+  Tensor& t = tensors_[tensor];
+  for (size_t a = 0; a < t.averages.size(); ++a) {
+    kernels::Average average = {};
+    std::copy(t.master_planes.begin(), t.master_planes.end(), average.weights);
+    std::copy(t.averages[a].begin(), t.averages[a].end(), average.planes);
+    average.n = spec.elements;
+    average.random_key =
+        kernels::RandomKey(kernels::AverageKey(NameKey(spec.name, spec_.seed), spec_.averages[a]), step);
+    average.pull = static_cast<float>(1 - spec_.averages[a]);
+    average.begins = !t.averaged;
+    spec_.groups[spec.group].master->average(average, 0, kernels::TilesOf(spec.elements));
+  }
+  t.averaged = true;
+}
+
+std::vector<float> Reference::Averaged(uint32_t tensor, size_t average) const {
+  std::vector<float> values(spec_.tensors[tensor].elements);
+  kernels::AverageMaster().encode_weights(tensors_[tensor].averages[average].data(), kernels::FindWireFormat("fp32"),
+                                          nullptr, 0, values.data(), 0, values.size());
+  return values;
+}
+
+std::string Reference::EncodeAverage(uint32_t tensor, size_t average) const {
+  return Encode(tensor, kernels::AverageMaster(), tensors_[tensor].averages[average].data());
 }
 
 void Reference::Update(uint32_t tensor, uint64_t step, const std::string& gradient, std::optional<double> lr) {
@@ -125,14 +172,21 @@ void Reference::UpdateBy(uint32_t tensor, uint64_t step, const Payload& gradient
   }
   group.kernel->update(update, 0, tiles.size(), tiles.data());
   t.statistics = kernels::Combine(tiles, true);
+  Average(tensor, step);
 }
 
 std::string Reference::EncodeWeights(uint32_t tensor) const {
+  return Encode(tensor, *spec_.groups[spec_.tensors[tensor].group].master, tensors_[tensor].master_planes.data());
+}
+
+std::string Reference::Encode(uint32_t tensor, const kernels::MasterFormat& master, std::byte* const* planes) const {
   const TensorSpec& spec = spec_.tensors[tensor];
   std::string out(ServingBytes(spec), '\0');
-  const std::vector<float> scales = Scales(tensor);
-  spec_.groups[spec.group].master->encode_weights(tensors_[tensor].master_planes.data(), spec.serving_format,
-                                                  scales.data(), spec.row_length, out.data(), 0, spec.elements);
+  std::vector<float> scales;
+  for (uint64_t first = 0; spec.row_length > 0 && first < spec.elements; first += spec.row_length) {
+    scales.push_back(master.absmax(planes, first, first + spec.row_length));
+  }
+  master.encode_weights(planes, spec.serving_format, scales.data(), spec.row_length, out.data(), 0, spec.elements);
   return out;
 }
 

@@ -24,6 +24,10 @@ class Reference {
   // Updates by a sum of gradients in fp32, times `scale`, times `clip`.
   void UpdateBySum(uint32_t tensor, uint64_t step, const std::vector<float>& sum, float scale, float clip = 1,
                    std::optional<double> lr = std::nullopt);
+  // Moves the tensor's averages, as an update does at its end.
+  void Average(uint32_t tensor, uint64_t step);
+  std::vector<float> Averaged(uint32_t tensor, size_t average) const;  // in fp32
+  std::string EncodeAverage(uint32_t tensor, size_t average) const;    // as it is served
   std::string EncodeWeights(uint32_t tensor) const;
   std::vector<float> Master(uint32_t tensor) const;                                            // in fp32
   std::vector<float> State(uint32_t tensor, kernels::PlaneKind kind) const;                    // decoded
@@ -39,12 +43,16 @@ class Reference {
     kernels::WireIndex format = 0;
     float scale = 1, clip = 1;
   };
+  std::byte* Allocate(const kernels::Plane& plane, uint32_t tensor);
+  std::string Encode(uint32_t tensor, const kernels::MasterFormat& master, std::byte* const* planes) const;
   std::vector<std::byte*> PlanesOf(uint32_t tensor, kernels::PlaneKind kind) const;
   void CopyPlanes(const Reference& past, uint32_t tensor, kernels::PlaneKind kind);
   void UpdateBy(uint32_t tensor, uint64_t step, const Payload& gradient, std::optional<double> lr);
   struct Tensor {
     std::vector<std::vector<std::byte>> storage;
     std::vector<std::byte*> planes, master_planes;
+    std::vector<std::vector<std::byte*>> averages;  // their planes
+    bool averaged = false;
     uint64_t t = 0;
     kernels::Statistics statistics = {};
   };
