@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ballast.averages import as_decays
 from ballast.durability import Checkpoints, checkpoints
 from ballast.errors import Rejected
 from ballast.following import Follow, as_follow
@@ -32,6 +33,7 @@ class StepRules:
     snapshots: of past steps, kept at most; snapshot_every: one after each step that is a multiple of it.
     checkpoints: when the run is written to the daemon's disk.
     follow: that readers may follow it; None: they may not.
+    averages: of the weights, that the daemon keeps, by their decays.
     """
 
     commit: str
@@ -49,6 +51,7 @@ class StepRules:
     on_lost_rank: str = "wait"
     checkpoints: Checkpoints = Checkpoints()
     follow: Follow | None = None
+    averages: tuple[float, ...] = ()
 
     @property
     def staged(self) -> bool:
@@ -77,6 +80,8 @@ class StepRules:
             fields["checkpoint"] = checkpoint
         if self.follow is not None:
             fields["follow"] = self.follow.spec()
+        if self.averages:
+            fields["averages"] = list(self.averages)
         if self.on_torn != "close":
             fields["on_torn"] = f"TORN_POLICY_{self.on_torn.upper()}"
         if self.rank_timeout != 60:
@@ -92,7 +97,7 @@ def step_rules(options: Mapping[str, Any], dynamic_loss_scale: bool = False, fra
     """framework: what drives the loop, and may clip, accumulate or skip after backward(): commit="auto" is staged then.
 
     From the options commit, max_grad_norm, tensor_clip, nonfinite, gradient_accumulation_steps, spikes, snapshots, on_torn,
-    rank_timeout, step_timeout, on_lost_rank, follow, and those of checkpoints. Rejected if one is wrong, or two contradict each other.
+    rank_timeout, step_timeout, on_lost_rank, follow, ema, and those of checkpoints. Rejected if one is wrong, or two contradict each other.
     """
     commit, nonfinite = _one_of(options, "commit", COMMITS), _one_of(options, "nonfinite", NONFINITE)
     norm, tensor_clip = _norm(options.get("max_grad_norm")), _one_of(options, "tensor_clip", TENSOR_CLIPS)
@@ -136,6 +141,7 @@ def step_rules(options: Mapping[str, Any], dynamic_loss_scale: bool = False, fra
         spikes=spikes,
         checkpoints=checkpoints(options),
         follow=as_follow(options.get("follow")),
+        averages=as_decays(options.get("ema")),
     )
 
 

@@ -106,6 +106,9 @@ class RunOptions(TypedDict, total=False):
     journal_steps: with a journal, how many closed steps may wait for the disk before the next one does. None: 16.
     follow: True, or a ballast.Follow(every, readers): evaluators and inference engines may keep up with the run's weights, by
         ballast.follow, ballast.Subscriber or `ballastctl follow`. From the run's beginning on; not of one on several daemons.
+    ema: decays of exponential moving averages of the weights, at most four, as [0.999, 0.9999]: the daemon keeps them, 3 bytes
+        a parameter each, and moves them at each step that is applied, as torch.optim.swa_utils.AveragedModel does with
+        get_ema_multi_avg_fn. See Optimizer.average and Optimizer.averaged. For the whole life of a run.
     on_torn: what a step does that closes PARTIAL, because a trainer died in it after some tensors were updated. "close": it
         stands, and training goes on; "rewind": the run goes back to the last snapshot before it.
     on_lost_rank: what becomes of a trainer that is lost for longer than rank_timeout. "wait": each step waits for it as long
@@ -181,6 +184,7 @@ class RunOptions(TypedDict, total=False):
     durability: Literal["checkpoint", "journal", "journal_sync"] | None
     journal_steps: int | None
     follow: bool | Follow
+    ema: float | Sequence[float] | None
     on_torn: Literal["close", "rewind"]
     on_lost_rank: Literal["wait", "continue"]
     rank_timeout: float

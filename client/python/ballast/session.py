@@ -203,6 +203,11 @@ class Session:
         return id(parameter) in self._by_id
 
     @property
+    def bindings(self) -> Sequence[Binding]:
+        """By the tensors' indices."""
+        return self._bindings
+
+    @property
     def run(self) -> str:
         return self._run
 

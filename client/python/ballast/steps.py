@@ -11,6 +11,7 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
+from ballast.averages import Averages
 from ballast.errors import Rejected, RunRewound
 from ballast.gradient_staging import refuse_capture
 from ballast.growth import Growth
@@ -78,6 +79,7 @@ class Steps:
         self.hooks = TorchHooks(self.receive, self.before_read, self.before_forward, overlap, self)
         self._forwards = SharedForwards(parameters, membership, starting_state)
         self._replacements = Replacements(settings.rank.run, parameters, membership, starting_state, self.hooks)
+        self.averages = Averages(settings.step_rules.averages, self)
         self.growth = Growth(settings, parameters, membership, self._hyperparameters, self.hooks)
         self._announced = Announced()
         self._sent = SentGradients()
@@ -114,6 +116,7 @@ class Steps:
 
     def _send(self, session: Session, parameter: Tensor, grad: Tensor) -> None:
         refuse_capture(grad)
+        self.averages.refuse_within("a gradient was made")
         synchronized = self._optimized.synchronized
         if synchronized is not None:
             self._announced.hear(synchronized)

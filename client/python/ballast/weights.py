@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ballast import _core
+from ballast.averages import show
 from ballast.binding import Binding
 from ballast.errors import Rejected, RunRewound
 from ballast.moments import MASTER, Moments, without_updates, zeros
@@ -219,6 +220,21 @@ class Weights:
             id(self._bindings[index].parameter): Moments(slots, updates[index], self._state_names[index], master)
             for index, (slots, master) in found.items()
         }
+
+    def average(self, decay: float, bindings: Iterable[Binding]) -> dict[int, Tensor]:
+        """By index, the average of each tensor's weights, fp32 in host memory; of a sharded one this rank's part."""
+        found = {binding.index: zeros(binding.shape) for binding in bindings}
+        places = [(index, MASTER, values.data_ptr(), values.nbytes) for index, values in found.items() if values.nbytes]
+        if places:
+            self._client.pull_state(self._rank.run, places, 0, decay)
+        return found
+
+    def show_average(self, decay: float) -> None:
+        """Overwrites the parameters with the average, rounded to their dtypes."""
+        for some in portions(self._bindings):
+            averages = self.average(decay, some)
+            for binding in some:
+                show(binding, averages[binding.index])
 
     def _pull_state(self, places: list[tuple[int, str, int, int]]) -> dict[int, int]:
         return self._client.pull_state(self._rank.run, places)

@@ -133,7 +133,7 @@ using StatePlaces = std::vector<std::tuple<uint32_t, std::string, Address, uint6
 
 // Returns how many updates the state is of, by tensor. All of a tensor is of one update; `snapshot` as Client::Pull's.
 std::map<uint32_t, uint64_t> PullState(const PyClient& self, const std::string& run_id, const StatePlaces& places,
-                                       uint64_t snapshot) {
+                                       uint64_t snapshot, std::optional<double> average) {
   std::map<std::string, Places> by_slot;
   for (const auto& [tensor, slot, address, bytes] : places) by_slot[slot].push_back({tensor, address, bytes});
   std::map<std::string, Landing> landings;
@@ -160,7 +160,7 @@ std::map<uint32_t, uint64_t> PullState(const PyClient& self, const std::string& 
   };
   if (tensors.empty()) return updates;
   UnlockedTransfer(
-      [&, client = self.Get()] { return client->PullState(run_id, tensors, slots, sink, snapshot, shards); });
+      [&, client = self.Get()] { return client->PullState(run_id, tensors, slots, sink, snapshot, shards, average); });
   return updates;
 }
 
@@ -257,7 +257,8 @@ void BindTrainer(nb::class_<PyClient>& client) {
       .def_prop_ro("moved", [](const PyClient& self) { return self.moved().load(); })
       .def("load_weights", &LoadWeights, arg("slots"), arg("updates") = std::map<uint32_t, uint64_t>(),
            arg("replace") = false)
-      .def("pull_state", &PullState, arg("run_id"), arg("places"), arg("snapshot") = 0)
+      .def("pull_state", &PullState, arg("run_id"), arg("places"), arg("snapshot") = 0,
+           arg("average").none() = nb::none())
       .def("pull", &Pull, arg("run_id"), arg("places"), arg("digests") = std::map<uint32_t, uint64_t>())
       .def("bind_weights", &BindWeights, arg("tensor"), arg("address"), arg("nbytes"))
       .def("pull_served", &PullServed, arg("run_id"), arg("places"))

@@ -16,7 +16,7 @@ from ballast.checkpoint.files import check_size, open_plain, read_exactly
 from ballast.checkpoint.folders import find_checkpoints, is_checkpoint
 from ballast.checkpoint.layout import Entry
 from ballast.checkpoint.manifest import CLIENT_STATE, Manifest, read_manifest
-from ballast.checkpoint.planes import MASTERS, STATES, Plane
+from ballast.checkpoint.planes import AVERAGE, MASTERS, STATES, Plane, average_planes
 from ballast.checkpoint.run_state import ClientState
 from ballast.checkpoint.spec import Spec, Tensor
 from ballast.checkpoint.verification import verify
@@ -156,20 +156,33 @@ class Checkpoint:
             raise KeyError(f"{tensor!r} has no moment {slot!r}: its optimizer is {group}")
         return self._decoded(tensor, group.state, slot)
 
+    def average(self, tensor: str, decay: float) -> NDArray[np.float32]:
+        """The average of the weights with this decay, as fp32, in the tensor's shape; as weights(). KeyError: the run keeps
+        none."""
+        averages = self._contents.spec.averages
+        if decay not in averages:
+            raise KeyError(f"run {self.run_id!r} has no average with the decay {decay}: it has {list(averages)}")
+        stored = average_planes(averages.index(decay))
+        planes = {own.name: self.plane(tensor, plane.name) for own, plane in zip(MASTERS[AVERAGE], stored)}
+        return self._decode(tensor, AVERAGE, "weight", planes, stored[0].name)
+
     def _tensor(self, name: str) -> Tensor:
         if name not in self._tensors:
             raise KeyError(f"run {self.run_id!r} has no tensor {name!r}")
         return self._tensors[name]
 
     def _decoded(self, tensor: str, format: str, slot: str) -> NDArray[np.float32]:
-        from ballast import numerics  # the compiled core, which nothing else here needs
-
         stored = MASTERS[format] if slot == "weight" else STATES[format][slot]
         planes = {plane.name: self.plane(tensor, plane.name) for plane in stored}
+        return self._decode(tensor, format, slot, planes, stored[0].name)
+
+    def _decode(self, tensor: str, format: str, slot: str, planes: dict[str, Array], first: str) -> NDArray[np.float32]:
+        from ballast import numerics  # the compiled core, which nothing else here needs
+
         try:
             encoded = numerics.from_planes(format, slot, self._tensor(tensor).shape, planes)
         except ValueError as error:
-            file = self._places[tensor, stored[0].name][0]
+            file = self._places[tensor, first][0]
             raise Damaged(self.folder / file, f"{slot} of {tensor!r} cannot be decoded: {error}") from None
         return numerics.decode(encoded)
 

@@ -66,6 +66,13 @@ class Fields:
     def integers(self, name: str, below: int = 1 << 64) -> list[int]:
         return [self._integer(value, name, below) for value in self._list(name)]
 
+    def numbers(self, name: str) -> list[float]:
+        values = self._list(name)
+        for value in values:
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise self.wrong(name, f"has {str(value)[:80]!r}, which is no number")
+        return [float(value) for value in values]
+
     def count(self, name: str) -> int:
         """How many a list has."""
         return len(self._list(name))

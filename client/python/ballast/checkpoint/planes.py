@@ -7,7 +7,7 @@ registry.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,17 @@ MOMENTS: dict[str, tuple[str, ...]] = {
 }
 
 
+AVERAGE = "split24"  # the master format that averages are kept in
+MOST_AVERAGES = 4
+
+
+def average_planes(number: int) -> tuple[Plane, ...]:
+    """Of the average with that place in the spec, in the order of its format."""
+    return tuple(replace(plane, name=plane.name.replace("weight", f"average{number}")) for plane in MASTERS[AVERAGE])
+
+
 @functools.cache
-def planes_of(rule: str, master: str, state: str) -> tuple[Plane, ...]:
-    """In the order in which they are stored. KeyError: one of the names is unknown here."""
+def planes_of(rule: str, master: str, state: str, averages: int = 0) -> tuple[Plane, ...]:
+    """In the order in which they are stored, of a run with so many averages. KeyError: one of the names is unknown here."""
     moments = (plane for moment in MOMENTS[rule] for plane in STATES[state][moment])
-    return (*MASTERS[master], *moments)
+    return (*MASTERS[master], *moments, *(plane for number in range(averages) for plane in average_planes(number)))

@@ -38,6 +38,7 @@ def _check_tensors(fields: Fields, spec: Spec, step: int) -> None:
     fields.integers("updates")
     _check_count(fields, "updates", tensors)
     _check_count(fields, "updatedIn", tensors)
+    _check_count(fields, "averaged", tensors if spec.averages else 0)
     _check_count(fields, "norms", tensors if spec.clips_tensors else 0)
     if fields.count("lastLr") > 0:
         _check_count(fields, "lastLr", tensors)
