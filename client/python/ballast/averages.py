@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ballast.errors import Rejected
+from ballast.pulls import portions
 from ballast.shard import is_sharded, like, local_of
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def as_decays(given: Any) -> tuple[float, ...]:
 
 
 class Averages:
-    """What an optimizer reads of its run's averages. One thread at a time, with the lock of `steps`.
+    """What an optimizer reads of its run's averages. One thread at a time.
 
     inside: the decay of the average that the parameters have now; None: they have the weights.
     """
@@ -55,18 +56,19 @@ class Averages:
 
     def read(self, decay: float | None) -> dict[str, Tensor]:
         """By the tensors' names, in fp32 on the CPU; of a sharded parameter a DTensor as it is."""
-        session, chosen = self._session(decay)
-        bindings = session.bindings
-        averages = session.weights.average(chosen, bindings)
-        session.weights.check_current()
-        return {b.name: like(b.parameter, averages[b.index]) for b in bindings}
+        with self._steps.lock, self._steps.following():
+            session, chosen = self._session(decay)
+            bindings = session.weights.bindings
+            averages = session.weights.average(chosen, bindings)
+            session.weights.check_current()
+            return {b.name: like(b.parameter, averages[b.index]) for b in bindings}
 
     @contextmanager
     def swapped(self, decay: float | None) -> Iterator[None]:
         with self._steps.lock, self._steps.following():
             self.refuse_within("average()")
             session, chosen = self._session(decay)
-            bindings, weights = session.bindings, session.weights
+            weights, bindings = session.weights, session.weights.bindings
             for binding in bindings:
                 _refuse_swap(binding)
             kept = {b.index: b.parameter.detach().clone() for b in bindings}
@@ -74,7 +76,10 @@ class Averages:
             self.inside = chosen
         try:
             with self._steps.lock, self._steps.following():
-                weights.show_average(chosen)
+                for some in portions(bindings):
+                    averages = weights.average(chosen, some)
+                    for binding in some:
+                        _write(binding, averages[binding.index])
                 weights.check_current()
             yield
         finally:
@@ -121,6 +126,33 @@ def _write(binding: Binding, weights: Tensor) -> None:
         local_of(binding.parameter).copy_(weights)
 
 
-def show(binding: Binding, average: Tensor) -> None:
-    """Writes an average, fp32 in host memory, to the parameter, rounded to its dtype."""
-    _write(binding, average)
+class Averaging:
+    """Of an optimizer: its run's averages."""
+
+    _steps: Steps
+
+    @contextmanager
+    def average(self, decay: float | None = None) -> Iterator[None]:
+        """Within the block the parameters have an average of the run's weights, as an evaluation wants it; after it they have
+        their weights again, to the bit. The daemon keeps the average (option `ema`).
+
+            with optimizer.average(0.999):
+                evaluate(model)
+
+        decay: one of `ema`; None: the only one. The average is in fp32, rounded to each parameter's dtype. It is that of the
+        last step that was applied; before the first, of the weights as they were loaded. Each rank asks for itself.
+
+        Rejected, by name: there is no such average; a step is open; a parameter is sharded, or computed in as it is served
+        (averaged() has its average). Within the block no gradient is taken; pull() and rewind()
+        end it early: the parameters have the weights then.
+        """
+        with self._steps.averages.swapped(decay):
+            yield
+
+    def averaged(self, decay: float | None = None) -> dict[str, Tensor]:
+        """An average of the run's weights by the parameters' names, in fp32 on the CPU; of a sharded parameter a DTensor. decay
+        and errors as for average(); a step is not to be open.
+
+            ema_model.load_state_dict(optimizer.averaged(0.999), strict=False)  # of an optimizer of named_parameters()
+        """
+        return self._steps.averages.read(decay)

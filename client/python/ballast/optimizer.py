@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
 
-from ballast.averages import Averages
+from ballast.averages import Averaging
 from ballast.durability import Durable
 from ballast.errors import Rejected, RunRewound
 from ballast.frameworks import Prepared
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
 
-class Optimizer(Prepared, InStep, Durable, Uncopyable, torch.optim.Optimizer):
+class Optimizer(Prepared, InStep, Durable, Averaging, Uncopyable, torch.optim.Optimizer):
     """An optimizer whose master weights and moments live in a daemon, `ballastd`. Its rules are the classes made of it:
     ballast.AdamW, Adam, StableAdamW, SGD, Lion, Muon, CollageLight, CollagePlus.
 
@@ -97,7 +97,6 @@ class Optimizer(Prepared, InStep, Durable, Uncopyable, torch.optim.Optimizer):
             bool(options.get("overlap_forward", False)),
             options.get("loss_scale", 1.0),
         )
-        self._averages = self._steps.averages
         self._state_dicts = StateDicts(self._settings, self._membership, self._steps, self._starting_state)
         common = {option: options.get(option, default) for option, default in COMMON.items()}
         super().__init__([params] if isinstance(params, dict) else params, {**values, **common})
@@ -191,8 +190,7 @@ class Optimizer(Prepared, InStep, Durable, Uncopyable, torch.optim.Optimizer):
         return self._steps.last_result
 
     def wait(self) -> None:
-        """With overlap_forward: waits for the last step() and all its weights. Call it before weights are read in
-        another way than by a module's forward: saved, compared, used in a loss."""
+        """With overlap_forward: waits for the last step() and its weights. For who saves, compares or otherwise reads them."""
         self._steps.wait()
 
     # --- the run ----------------------------------------------------------------------------------------------------
@@ -264,39 +262,12 @@ class Optimizer(Prepared, InStep, Durable, Uncopyable, torch.optim.Optimizer):
     def pull(self) -> int:
         """Overwrites every weight in place with the daemon's (some, when it raises). Returns the last step that they are of."""
         with self._steps.lock:
-            self._averages.refuse_within("pull()")
             session = self._steps.joined()
             self._steps.wait()
             session.weights.require()
             if session.step_open:
                 raise Rejected(f"step {session.step} is open: call step() first, then pull", "FAILED_PRECONDITION")
             return session.weights.pull()
-
-    @contextmanager
-    def average(self, decay: float | None = None) -> Iterator[None]:
-        """Within the block the parameters have an average of the run's weights, as an evaluation wants it; after it they have
-        their weights again, to the bit. The daemon keeps the average (option `ema`).
-
-            with optimizer.average(0.999):
-                evaluate(model)
-
-        decay: one of `ema`; None: the only one. The average is in fp32, rounded to each parameter's dtype. It is that of the
-        last step that was applied; before the first, of the weights as they were loaded. Each rank asks for itself.
-
-        Rejected, by name: there is no such average; a step is open; a parameter is sharded, or computed in as it is served
-        (averaged() has its average). Within the block no gradient is taken, and there is no pull() and rewind().
-        """
-        with self._averages.swapped(decay):
-            yield
-
-    def averaged(self, decay: float | None = None) -> dict[str, Tensor]:
-        """An average of the run's weights by the parameters' names, in fp32 on the CPU; of a sharded parameter a DTensor. decay
-        and errors as for average(); a step is not to be open.
-
-            ema_model.load_state_dict(optimizer.averaged(0.999), strict=False)  # of an optimizer of named_parameters()
-        """
-        with self._steps.lock, self._steps.following():
-            return self._averages.read(decay)
 
     def _pull_at_once(self) -> None:
         try:
@@ -323,7 +294,6 @@ class Optimizer(Prepared, InStep, Durable, Uncopyable, torch.optim.Optimizer):
                 raise Rejected(f"rewind({name}={value!r}): it must be a whole number of at least 0")
         rewound = RunRewound("")
         with self._steps.lock:
-            self._averages.refuse_within("rewind()")
             self._steps.joined()
             self._membership.connected().rewind(self.run, to, steps, "trainer")
             self._steps.follow(rewound)

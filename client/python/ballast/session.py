@@ -203,11 +203,6 @@ class Session:
         return id(parameter) in self._by_id
 
     @property
-    def bindings(self) -> Sequence[Binding]:
-        """By the tensors' indices."""
-        return self._bindings
-
-    @property
     def run(self) -> str:
         return self._run
 

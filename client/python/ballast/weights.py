@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ballast import _core
-from ballast.averages import show
 from ballast.binding import Binding
 from ballast.errors import Rejected, RunRewound
 from ballast.moments import MASTER, Moments, without_updates, zeros
@@ -50,7 +49,7 @@ class Weights:
         self.generation: int = attached["generation"]
         self.told: Token | None = None
         self._rank = rank
-        self._bindings = bindings
+        self._bindings = self.bindings = bindings
         self._digests: list[int] = attached["digests"]
         self._loaded: bool = attached["weights_loaded"]
         self._settled = False
@@ -228,13 +227,6 @@ class Weights:
         if places:
             self._client.pull_state(self._rank.run, places, 0, decay)
         return found
-
-    def show_average(self, decay: float) -> None:
-        """Overwrites the parameters with the average, rounded to their dtypes."""
-        for some in portions(self._bindings):
-            averages = self.average(decay, some)
-            for binding in some:
-                show(binding, averages[binding.index])
 
     def _pull_state(self, places: list[tuple[int, str, int, int]]) -> dict[int, int]:
         return self._client.pull_state(self._rank.run, places)
