@@ -170,6 +170,16 @@ TEST_F(TagsOnDiskTest, NothingDamagedIsGivenOut) {
   EXPECT_TRUE(Tags().empty());
 }
 
+TEST_F(TagsOnDiskTest, ThePlanHasRoomForOneThatIsWrittenAndForWhoReads) {
+  MakeRoot(&fs_);
+  MakeOn(&fs_, "bf16");
+  RunSpec without = spec_;
+  without.follow->tags = 0;
+  const Plan plan = MakePlan(spec_);
+  EXPECT_EQ(plan.bytes.following, MakePlan(without).bytes.following + VersionBytes(spec_, plan) +
+                                      spec_.follow->readers * (VersionMessageBytes(plan) + kStoredReadBytes));
+}
+
 TEST_F(TagsOnDiskTest, AVersionOfAnotherSpecIsShownAndNotRead) {
   MakeRoot(&fs_);
   MakeOn(&fs_, "bf16");

@@ -138,6 +138,9 @@ TEST_F(TagsInMemoryTest, TheyNeverTakeTheRoomOfTheNextVersion) {
     EXPECT_LE(memory_bytes(), most);
   }
   EXPECT_EQ(TagMemoryBytes(spec_, plan_), 2 * VersionBytes(spec_, plan_));
+  RunSpec without = spec_;
+  without.follow->tags = 0;
+  EXPECT_EQ(plan_.bytes.following, MakePlan(without).bytes.following + 2 * VersionBytes(spec_, plan_));
   EXPECT_FALSE(slow->ended());
 }
 
