@@ -20,7 +20,9 @@ FollowJob::FollowJob(const RunSpec* spec, const Plan* plan, ChunkSet::Starts chu
 
 bool FollowJob::WantsAfter(VersionId id) const {
   if (have_ == id) return false;
-  if (!have_ || id.epoch != have_->epoch || id.generation != have_->generation) return true;
+  if (!have_ || id.epoch != have_->epoch) return true;
+  // A reader may have come from another daemon that has the run's versions sooner.
+  if (id.generation != have_->generation) return id.generation > have_->generation;
   return id.step >= have_->step && id.step - have_->step >= every_;
 }
 

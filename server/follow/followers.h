@@ -1,7 +1,6 @@
-// The readers that follow a run's weights. While there is one, versions are made of the steps that the spec says, and each
-// reader is sent them at its own pace (follow_job.h): no step and no reader waits for another. A version is not made while
-// the plan's memory does not suffice for it: what is known of older changes goes first; then a reader that is in the
-// middle of an older version loses its call, if it is slow (FollowJob::kLeastBytesPerS).
+// The readers that follow a run's weights (version_readers.h), and the versions that are made for them: while there is a
+// reader, of the steps that the spec says. No step and no reader waits for another. A version is not made while the plan's
+// memory does not suffice for it.
 //
 // A version that has a name stays, and can be read, whoever follows (tag_keeper.h). To name the weights of the last closed
 // step a version is made of it, where there is none.
@@ -14,25 +13,20 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-#include "server/follow/follow_job.h"
 #include "server/follow/tag_keeper.h"
 #include "server/follow/version_maker.h"
+#include "server/follow/version_readers.h"
 #include "server/metrics/metrics.h"
 #include "server/plan/plan.h"
 
 namespace ballast {
-
-// What readers get of a run, as it is now.
-struct FollowFigures {
-  std::optional<VersionFigures> newest = {};  // none: none was made
-  FollowerFigures readers = {};
-};
 
 class Followers {
  public:
@@ -51,9 +45,9 @@ class Followers {
 
   // A reader; of one version alone, where the order names one.
   void Begin(FollowOrder order, std::shared_ptr<VersionSink> sink);
-  void OnSent(const VersionSink* sink);
+  void OnSent(const VersionSink* sink) { readers_.OnSent(sink); }
   void OnGone(const VersionSink* sink);
-  void Tick(double now_s);
+  void Tick(double now_s) { readers_.Tick(now_s); }
   // The weights are about to be others, without a step or a rewind: no version there is of any use. Readers end with this
   // status, and may come again.
   // Those that have names stay.
@@ -85,7 +79,8 @@ class Followers {
   void LoadTags() { tags_->Load(); }
   // How many versions have names in memory alone, and would go with it.
   size_t tags_in_memory() const { return tags_->on_disk() ? 0 : tags_->entries().size(); }
-  uint64_t memory_bytes() const { return memory_->used(); }  // at most FollowMemoryBytes (plan.h)
+  // At most FollowMemoryBytes and TagMemoryBytes (plan.h).
+  uint64_t memory_bytes() const { return readers_.memory()->used(); }
   // As in VersionMaker.
   void BeforeChange(uint32_t tensor) { maker_->BeforeChange(tensor); }
   void EncodeNext(std::function<void()> done) { maker_->EncodeNext(std::move(done)); }
@@ -93,10 +88,6 @@ class Followers {
   bool version_is_late() const;
 
  private:
-  struct Reader {
-    std::unique_ptr<FollowJob> job;
-    double ended_s = 0;  // when its job was seen to be stopped; 0: it is not
-  };
   // A name for the weights of the last closed step, of which there is no version yet.
   struct AwaitedTag {
     TagKeeper::Order order;
@@ -104,36 +95,20 @@ class Followers {
     bool being_made = false;  // its version
   };
 
-  // That follow, and take each new version.
-  size_t reading() const;
-  bool awaited() const { return reading() > 0 || !awaited_tags_.empty(); }
-  void BeginAlone(const VersionChoice& choice, FollowOrder order, std::shared_ptr<VersionSink> sink);
-  Reader* FindReader(const VersionSink* sink);
+  bool awaited() const { return readers_.reading() > 0 || !awaited_tags_.empty(); }
+  void BeginAlone(FollowOrder order, std::shared_ptr<VersionSink> sink);
   absl::Status GoneError(const VersionChoice& choice) const;
   // The version that is being made, and the names that wait for it, come to nothing.
   void EndMaking(const absl::Status& why);
   // Those whose version is there: all, or those that it was made for.
   void GiveTags(bool all);
-  bool HasMemory();
-  void OfferAll();
-  void EndSlowest(double now_s, double patience_s);
-  // Readers of one version that take it too slowly, and a place of those who follow.
-  void EndStuck(double now_s, double patience_s);
   void OnMade(std::shared_ptr<const WeightVersion> version, std::shared_ptr<const VersionChange> change);
-  void Show();
 
   const Environment environment_;
-  const uint64_t needed_bytes_;  // for a version, and for what it may have changed
-  const std::shared_ptr<FollowMemory> memory_;
+  VersionReaders readers_;
   uint64_t epoch_;
-  VersionHistory history_;
-  std::vector<Reader> readers_;  // until they are gone
-  FollowFigures figures_;
-  double began_s_ = 0;  // to make it
-  bool short_of_memory_ = false;
-  bool awaits_newest_ = false;                // the first reader has come: what there is may be old
-  bool made_for_first_ = false;               // it came before the version was begun that is being made
-  std::optional<double> unread_since_s_ = 0;  // MonotonicSeconds; none: there are readers
+  double began_s_ = 0;             // to make it
+  bool made_for_waiting_ = false;  // readers that wait for a new version, when this one was begun
   std::vector<AwaitedTag> awaited_tags_;
   const std::shared_ptr<TagKeeper> tags_;
   const std::shared_ptr<VersionMaker> maker_;

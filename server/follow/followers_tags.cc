@@ -3,48 +3,37 @@
 
 #include "absl/strings/str_cat.h"
 
-#include "server/base/clock.h"
 #include "server/follow/followers.h"
 
 namespace ballast {
 
 absl::Status Followers::GoneError(const VersionChoice& choice) const {
-  const std::string newest = history_.newest == nullptr
-                                 ? "there is no newest version"
-                                 : absl::StrCat("the newest is of step ", history_.newest->id.step, ", generation ",
-                                                history_.newest->id.generation);
+  const WeightVersion* const there = readers_.history().newest.get();
+  const std::string newest =
+      there == nullptr ? "there is no newest version"
+                       : absl::StrCat("the newest is of step ", there->id.step, ", generation ", there->id.generation);
   const std::string asked =
       choice.tag.empty() ? absl::StrCat("of step ", choice.id.step) : absl::StrCat("of the name '", choice.tag, "'");
   return absl::NotFoundError(absl::StrCat("run '", environment_.spec->run_id, "' has no version ", asked, ": ", newest,
                                           "; names: ", tags_->Describe()));
 }
 
-void Followers::BeginAlone(const VersionChoice& choice, FollowOrder order, std::shared_ptr<VersionSink> sink) {
-  const bool is_newest = choice.tag.empty() && history_.newest != nullptr && choice.Is(history_.newest->id);
+void Followers::BeginAlone(FollowOrder order, std::shared_ptr<VersionSink> sink) {
+  const VersionChoice choice = *order.version;
+  const std::shared_ptr<const WeightVersion> newest = readers_.history().newest;
+  const bool is_newest = choice.tag.empty() && newest != nullptr && choice.Is(newest->id);
   const TagKeeper::Entry* const entry = is_newest ? nullptr : tags_->Find(choice);
   if (!is_newest && entry == nullptr) return sink->Finish(GoneError(choice));
   const VersionSink* const key = sink.get();
-  readers_.push_back(
-      {.job = std::make_unique<FollowJob>(environment_.spec, environment_.plan, environment_.chunk_starts,
-                                          std::move(order), std::move(sink))});
-  FollowJob& job = *readers_.back().job;
-  if (is_newest) return job.SendAlone(history_.newest);
-  if (entry->version != nullptr) return job.SendAlone(entry->version);
+  FollowJob* const job = readers_.BeginAlone(std::move(order), std::move(sink));
+  if (job == nullptr) return;
+  if (is_newest) return job->SendAlone(newest);
+  if (entry->version != nullptr) return job->SendAlone(entry->version);
   tags_->Open(*entry, [this, key](absl::StatusOr<std::shared_ptr<StoredVersion>> stored) {
-    Reader* const reader = FindReader(key);
-    if (reader == nullptr || reader->job->stopped()) return;
-    stored.ok() ? reader->job->SendAlone(*std::move(stored)) : reader->job->Stop(stored.status());
+    FollowJob* const reader = readers_.Find(key);
+    if (reader == nullptr || reader->stopped()) return;
+    stored.ok() ? reader->SendAlone(*std::move(stored)) : reader->Stop(stored.status());
   });
-}
-
-void Followers::EndStuck(double now_s, double patience_s) {
-  for (const Reader& reader : readers_) {
-    FollowJob& job = *reader.job;
-    if (job.follows() || !job.IsSlow(now_s, patience_s)) continue;
-    job.Stop(absl::UnavailableError(absl::StrCat("this reader of a version of run '", environment_.spec->run_id,
-                                                 "' has taken nothing for ", patience_s,
-                                                 " s (limits.pull_timeout), or less than 1 MiB a second; ask again")));
-  }
 }
 
 void Followers::Tag(TagOrder order, TagKeeper::Done done) {
@@ -59,8 +48,8 @@ void Followers::Tag(TagOrder order, TagKeeper::Done done) {
     return;
   }
   const VersionChoice& choice = *order.version;
-  if (choice.tag.empty() && history_.newest != nullptr && choice.Is(history_.newest->id)) {
-    return tags_->Add(std::move(order.order), history_.newest, std::move(done));
+  if (choice.tag.empty() && readers_.history().newest != nullptr && choice.Is(readers_.history().newest->id)) {
+    return tags_->Add(std::move(order.order), readers_.history().newest, std::move(done));
   }
   const TagKeeper::Entry* const entry = tags_->Find(choice);
   if (entry == nullptr) return done(GoneError(choice));
@@ -74,7 +63,7 @@ void Followers::GiveTags(bool all) {
     (all || awaited.being_made ? given : left).push_back(std::move(awaited));
   }
   awaited_tags_ = std::move(left);
-  for (AwaitedTag& tag : given) tags_->Add(std::move(tag.order), history_.newest, std::move(tag.done));
+  for (AwaitedTag& tag : given) tags_->Add(std::move(tag.order), readers_.history().newest, std::move(tag.done));
 }
 
 void Followers::EndMaking(const absl::Status& why) {
@@ -83,7 +72,7 @@ void Followers::EndMaking(const absl::Status& why) {
 }
 
 Followers::VersionList Followers::List() const {
-  VersionList list{.newest = history_.newest, .most_tags = environment_.spec->follow->tags};
+  VersionList list{.newest = readers_.history().newest, .most_tags = environment_.spec->follow->tags};
   for (const auto& [name, entry] : tags_->entries()) list.tags.push_back(entry.tag);
   return list;
 }

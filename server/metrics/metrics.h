@@ -85,15 +85,24 @@ struct ActivityFigures {
   double stall_after_s = 0;
 };
 
-// One run's series. They disappear a minute after the run's end, so that a last scrape sees them.
-class RunMetrics {
+// What is told of a run's versions and their readers. Of a run that nobody may follow there are no such series.
+class FollowMetrics {
  public:
-  virtual ~RunMetrics() = default;
-  virtual void OnStep(const StepRecord& report) = 0;  // when it closes
-  virtual void OnSpikes(const SpikeReport& report) = 0;
+  virtual ~FollowMetrics() = default;
   // An event, of a family of the run's that is a counter without a reading; who calls it includes metric_table.h.
   // label_value: of the label that lists its values, if it has one.
-  virtual void Count(FamilyRef counter, std::string_view label_value = "", double by = 1) = 0;
+  virtual void Count(FamilyRef counter, std::string_view label_value, double by) = 0;
+  virtual void OnVersion(const VersionFigures& figures) = 0;
+  virtual void OnFollowers(const FollowerFigures& figures) = 0;
+};
+
+// One run's series. They disappear a minute after the run's end, so that a last scrape sees them.
+class RunMetrics : public FollowMetrics {
+ public:
+  virtual void OnStep(const StepRecord& report) = 0;  // when it closes
+  virtual void OnSpikes(const SpikeReport& report) = 0;
+  // As in FollowMetrics.
+  void Count(FamilyRef counter, std::string_view label_value = "", double by = 1) override = 0;
   // These seven of a run that is durable; others have no such series.
   virtual void OnCheckpoint(const CheckpointFigures& figures) = 0;  // once it is durable
   virtual void OnCheckpointFailed(std::string_view trigger) = 0;    // as CheckpointFigures::trigger
@@ -116,9 +125,6 @@ class RunMetrics {
   virtual void OnRewind(std::string_view reason) = 0;  // operator | trainer | spike | restore
   virtual void OnSnapshots(size_t kept) = 0;
   virtual void OnActivity(const ActivityFigures& figures) = 0;
-  // These two of a run that may be followed; others have no such series.
-  virtual void OnVersion(const VersionFigures& figures) = 0;
-  virtual void OnFollowers(const FollowerFigures& figures) = 0;
   virtual void OnState(std::string_view state) = 0;  // waiting | training | idle | finished | failed
   // A run with the same id has taken this one's place: it alone counts among ballast_runs. Nothing follows.
   virtual void OnReplaced() = 0;

@@ -120,6 +120,25 @@ TEST_F(FollowersTest, AReaderThatKnowsItsVersionIsSentWhatHasChangedSince) {
   EXPECT_EQ(lost->sent_bytes, 300 * 2u) << "but for the tensors that it has";
 }
 
+TEST_F(FollowersTest, AReaderIsNotTakenBackBehindARewindThatItKnowsOf) {
+  Make("bf16");
+  const auto first = Follow();
+  Version(5);
+  first->At(5);
+  VersionId later = first->have();
+  later.generation = 2;
+  later.step = 3;
+  Nudge(1, 1);
+  const auto ahead = Follow({.have = later}, Look());
+  Version(6);
+  first->At(6);
+  Version(3, 2);
+  Nudge(1, 2);
+  Version(4, 2);
+  EXPECT_EQ(ahead->At(4), Look());
+  EXPECT_THAT(ahead->came, ElementsAre("+4"));
+}
+
 TEST_F(FollowersTest, AReaderThatComesAloneIsSentNoOldVersion) {
   Make("bf16", /*every=*/10);
   const auto first = Follow();
