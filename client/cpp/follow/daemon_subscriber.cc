@@ -302,7 +302,8 @@ absl::Status DaemonSubscriber::Take(v1::VersionPart* part) {
 
 absl::Status DaemonSubscriber::TakeBegin(const v1::VersionBegin& begin) {
   if (incoming_) return absl::InternalError("a version began before the one before it ended");
-  auto incoming = IncomingVersion::Begin(begin, coming_ ? coming_ : have_, weights_, way_bytes_);
+  auto incoming =
+      IncomingVersion::Begin(begin, coming_ ? coming_ : have_, weights_.tensors(), weights_.bytes(), way_bytes_);
   if (!incoming.ok()) return incoming.status();
   incoming_ = *std::move(incoming);
   if (!incoming_->whole()) return absl::OkStatus();

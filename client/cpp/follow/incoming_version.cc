@@ -28,18 +28,19 @@ bool IsSameVersion(const v1::VersionId& a, const v1::VersionId& b) {
 
 absl::StatusOr<IncomingVersion> IncomingVersion::Begin(const v1::VersionBegin& begin,
                                                        const std::optional<v1::VersionId>& have,
-                                                       const FollowedWeights& weights, uint64_t kept_bytes) {
+                                                       const TensorTable& tensors, uint64_t whole_bytes,
+                                                       uint64_t kept_bytes) {
   if (begin.has_base() && !(have && IsSameVersion(begin.base(), *have))) {
     return OutOfPlace(
         absl::StrCat("it changes ", VersionText(begin.base()), ", and here is ", have ? VersionText(*have) : "none"));
   }
   // A chunk comes whole where that takes fewer bytes. A scale comes twice where two chunks share its row.
   const uint64_t kept = begin.has_base() ? kept_bytes : 0;
-  if (begin.bytes() > 2 * weights.bytes() - kept) {
-    return OutOfPlace(absl::StrCat("it is said to have ", begin.bytes(), " bytes, and all weights of the run have ",
-                                   weights.bytes()));
+  if (begin.bytes() > 2 * whole_bytes - kept) {
+    return OutOfPlace(
+        absl::StrCat("it is said to have ", begin.bytes(), " bytes, and all weights of the run have ", whole_bytes));
   }
-  return IncomingVersion(begin, weights.tensors());
+  return IncomingVersion(begin, tensors);
 }
 
 absl::Status IncomingVersion::Take(const v1::ChangedChunk& chunk) {

@@ -10,7 +10,6 @@
 #include "absl/status/statusor.h"
 
 #include "ballast/v1/follow.pb.h"
-#include "client/cpp/follow/followed_weights.h"
 #include "client/cpp/follow/subscriber.h"
 #include "client/cpp/wire/tensor_table.h"
 
@@ -21,10 +20,12 @@ bool IsSameVersion(const v1::VersionId& a, const v1::VersionId& b);
 
 class IncomingVersion {
  public:
-  // `have`: the version that the reader has; none: it has none. `weights` outlive it. INTERNAL: it changes another one, or
-  // is said to be larger than one can be, beside `kept_bytes` of changes that lead to `have`.
+  // `have`: the version that the reader has; none: it has none. `tensors`, the run's, whose codes and scales take
+  // `whole_bytes`, outlive it. INTERNAL: it changes another one, or is said to be larger than one can be, beside
+  // `kept_bytes` of changes that lead to `have`.
   static absl::StatusOr<IncomingVersion> Begin(const v1::VersionBegin& begin, const std::optional<v1::VersionId>& have,
-                                               const FollowedWeights& weights, uint64_t kept_bytes = 0);
+                                               const TensorTable& tensors, uint64_t whole_bytes,
+                                               uint64_t kept_bytes = 0);
 
   // Whether it changes no other version.
   bool whole() const { return !begin_.has_base(); }

@@ -6,6 +6,7 @@
 
 #include <functional>
 
+#include "client/cpp/follow/followed_weights.h"
 #include "tests/client/follow/followed_run.h"
 
 namespace ballast {
@@ -17,7 +18,7 @@ class IncomingVersionTest : public ::testing::Test {
  protected:
   // What becomes of a version that comes so, to a reader of the version of step 1.
   absl::Status Take(const VersionParts& parts) const {
-    auto incoming = IncomingVersion::Begin(parts[0].begin(), IdOf(1), weights_);
+    auto incoming = IncomingVersion::Begin(parts[0].begin(), IdOf(1), weights_.tensors(), weights_.bytes());
     if (!incoming.ok()) return incoming.status();
     for (const v1::VersionPart& part : parts) {
       if (!part.has_chunk()) continue;
@@ -48,11 +49,17 @@ TEST_F(IncomingVersionTest, ChangesOfAnotherVersion) {
   ExpectRefused(changes_, "it changes step 1 of generation 2, and here is step 1 of generation 1");
   changes_[0].mutable_begin()->mutable_base()->set_generation(1);
   const uint64_t kept = 2 * weights_.bytes() - changes_[0].begin().bytes();
-  EXPECT_TRUE(IncomingVersion::Begin(changes_[0].begin(), IdOf(1), weights_, kept).ok());
-  EXPECT_THAT(std::string(IncomingVersion::Begin(changes_[0].begin(), IdOf(1), weights_, kept + 1).status().message()),
-              HasSubstr("it is said to have"));
-  EXPECT_THAT(std::string(IncomingVersion::Begin(changes_[0].begin(), std::nullopt, weights_).status().message()),
-              HasSubstr("and here is none"));
+  EXPECT_TRUE(IncomingVersion::Begin(changes_[0].begin(), IdOf(1), weights_.tensors(), weights_.bytes(), kept).ok());
+  EXPECT_THAT(
+      std::string(IncomingVersion::Begin(changes_[0].begin(), IdOf(1), weights_.tensors(), weights_.bytes(), kept + 1)
+                      .status()
+                      .message()),
+      HasSubstr("it is said to have"));
+  EXPECT_THAT(
+      std::string(IncomingVersion::Begin(changes_[0].begin(), std::nullopt, weights_.tensors(), weights_.bytes())
+                      .status()
+                      .message()),
+      HasSubstr("and here is none"));
 }
 
 TEST_F(IncomingVersionTest, MoreBytesThanThereAre) {
