@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <string_view>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -23,7 +24,7 @@ namespace ballast {
 namespace {
 
 constexpr uint64_t kMostHeaderBytes = 100'000'000;  // readers of the format refuse more
-constexpr absl::string_view kChecksumKey = "checksum";
+constexpr std::string_view kChecksum = "\"checksum\":\"", kUnsealed = "00000000";
 
 using Metadata = std::map<std::string, std::string>;
 
@@ -71,27 +72,31 @@ std::string ScalesName(const std::set<absl::string_view>& names, const TensorSpe
   return name;
 }
 
-std::string Checksum(const Metadata& metadata) {
-  std::string text;
-  for (const auto& [key, value] : metadata) absl::StrAppend(&text, key, "=", value, "\n");
-  return absl::StrFormat("%08x", Crc32c({reinterpret_cast<const std::byte*>(text.data()), text.size()}));
+// The header with its checksum, which is of all of it with zeros in that place. Empty: it has no place for one.
+std::string Sealed(std::string header) {
+  const size_t found = header.find(kChecksum);
+  if (found == std::string::npos || header.size() < found + kChecksum.size() + kUnsealed.size()) return "";
+  const size_t at = found + kChecksum.size();
+  header.replace(at, kUnsealed.size(), kUnsealed);
+  const uint32_t sum = Crc32c({reinterpret_cast<const std::byte*>(header.data()), header.size()});
+  header.replace(at, kUnsealed.size(), absl::StrFormat("%08x", sum));
+  return header;
 }
 
 Metadata ToMetadata(const VersionFileInfo& info) {
   std::string digests, sums;
   for (const uint64_t digest : info.digests) absl::StrAppendFormat(&digests, "%016x", digest);
   for (const uint32_t sum : info.sums) absl::StrAppendFormat(&sums, "%08x", sum);
-  Metadata metadata{{"run", info.run_id},
-                    {"tag", info.tag},
-                    {"step", absl::StrCat(info.id.step)},
-                    {"generation", absl::StrCat(info.id.generation)},
-                    {"epoch", absl::StrCat(info.id.epoch)},
-                    {"closed_unix_s", absl::StrFormat("%.7f", info.closed_unix_s)},
-                    {"tagged_unix_s", absl::StrFormat("%.7f", info.tagged_unix_s)},
-                    {"digests", std::move(digests)},
-                    {"crc32c", std::move(sums)}};
-  metadata[std::string(kChecksumKey)] = Checksum(metadata);
-  return metadata;
+  return {{"checksum", std::string(kUnsealed)},
+          {"run", info.run_id},
+          {"tag", info.tag},
+          {"step", absl::StrCat(info.id.step)},
+          {"generation", absl::StrCat(info.id.generation)},
+          {"epoch", absl::StrCat(info.id.epoch)},
+          {"closed_unix_s", absl::StrFormat("%.7f", info.closed_unix_s)},
+          {"tagged_unix_s", absl::StrFormat("%.7f", info.tagged_unix_s)},
+          {"digests", std::move(digests)},
+          {"crc32c", std::move(sums)}};
 }
 
 // A header's metadata as VersionHeader writes them, in which nothing is escaped; empty: they are written otherwise.
@@ -119,9 +124,6 @@ bool ParseAll(absl::string_view text, size_t digits, std::vector<Number>* number
 
 // What ToMetadata made these of; none: they are not whole.
 std::optional<VersionFileInfo> FromMetadata(Metadata metadata) {
-  const std::string checksum = metadata[std::string(kChecksumKey)];
-  metadata.erase(std::string(kChecksumKey));
-  if (checksum != Checksum(metadata)) return std::nullopt;
   VersionFileInfo info{.run_id = metadata["run"], .tag = metadata["tag"]};
   const bool read = absl::SimpleAtoi(metadata["step"], &info.id.step) &&
                     absl::SimpleAtoi(metadata["generation"], &info.id.generation) &&
@@ -197,7 +199,7 @@ std::string VersionHeader(const RunSpec& spec, const VersionFileInfo& info) {
       header.Add(t.name, DtypeOf(t), t.shape, part.bytes);
     }
   }
-  return std::move(header).Finish();
+  return Sealed(std::move(header).Finish());
 }
 
 absl::StatusOr<std::unique_ptr<VersionFile>> VersionFile::Open(Fs* fs, const std::string& path, const RunSpec* spec) {
@@ -221,17 +223,18 @@ absl::Status VersionFile::ReadHeader() {
   }
   std::string header(sizeof(length) + length, '\0');
   RETURN_IF_ERROR(file_->Read(0, {reinterpret_cast<std::byte*>(header.data()), header.size()}));
+  const bool is_whole = Sealed(header) == header;
   auto info = FromMetadata(ParseMetadata(absl::string_view(header).substr(sizeof(length))));
-  if (!info) return Damaged(path_, "checksum", "its header is not as it was written");
+  if (!is_whole || !info) return Damaged(path_, "checksum", "its header is not as it was written");
   info_ = *std::move(info);
   data_begin_ = header.size();
   data_bytes_ = VersionDataBytes(*spec_);
   const uint64_t blocks = (data_bytes_ + kChecksumBlock - 1) / kChecksumBlock;
   if (info_.digests.size() != spec_->tensors.size() || info_.sums.size() != blocks ||
       VersionHeader(*spec_, info_) != header) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "the version of step ", info_.id.step, " is of another spec than run '", spec_->run_id,
-        "' has now (other tensors, or formats), or its header is damaged; any safetensors reader reads it: ", path_));
+    return absl::FailedPreconditionError(
+        absl::StrCat("the version of step ", info_.id.step, " is of another spec than run '", spec_->run_id,
+                     "' has now (other tensors, or formats); any safetensors reader reads it: ", path_));
   }
   if (file_->bytes() == data_begin_ + data_bytes_) return absl::OkStatus();
   return Damaged(path_, "truncated",

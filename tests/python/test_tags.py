@@ -26,18 +26,14 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         yield started
 
 
-def kept(module: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in weights_of(module).items()}
-
-
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_module_goes_back_to_a_name_and_on(one: Daemon, overlap: bool) -> None:
     trained, module = perceptron(1), perceptron(2)
-    run = f"tags-{overlap}"
+    run = f"tags-{int(overlap)}"
     with optimizer_of(trained, one, run, follow=TAGGED, overlap_forward=overlap) as optimizer:
         train(trained, optimizer, 3)
         assert optimizer.tag("good") == 3
-        good = kept(trained)
+        good = weights_of(trained)
         assert optimizer.tag("good") == 3
         with ballast.follow(module, server=one.server, run=run) as follower:
             train(trained, optimizer, 2)
@@ -82,9 +78,19 @@ def test_names_are_listed_replaced_and_let_go(one: Daemon) -> None:
             optimizer.untag("best")
         for version in ballast.Subscriber(one.server, "tags-listed", at="last"):
             assert version.tag == "last" and version.step == 2
-            assert same_bits(dict(version.tensors), weights_of(trained))
+            assert same_bits(list(version.tensors.values()), weights_of(trained))
             break
         train(trained, optimizer, 1)
+        with ballast.Subscriber(one.server, "tags-listed") as reader:
+            versions = iter(reader)
+            assert next(versions).step == 3
+            reader.rollback("last")
+            back = next(versions)
+            assert (back.step, back.tag) == (2, "last") and reader.next(0.1) is None
+            reader.resume()
+            newest = next(versions)
+            assert newest.step == 3 and newest.tag is None
+            assert same_bits(list(newest.tensors.values()), weights_of(trained))
 
 
 def test_a_run_that_keeps_none_and_a_step_that_is_open_say_so(one: Daemon) -> None:
@@ -109,14 +115,14 @@ def test_a_file_outlives_the_daemon_and_any_tool_reads_it(serving: str | None, t
         with optimizer_of(trained, first, "stored", follow=TAGGED, serving=serving) as optimizer:
             train(trained, optimizer, 2)
             optimizer.tag("good")
-            good = kept(trained)
+            good = weights_of(trained)
             train(trained, optimizer, 1)
         first.stop()
         first.wait()
     files = list((tmp_path / "runs" / "stored" / "tags").iterdir())
     assert [file.name for file in files] == ["good.1.safetensors"]
     read = load_file(files[0])
-    for name, tensor in good.items():
+    for (name, _), tensor in zip(trained.named_parameters(), good, strict=True):
         codes = read[name]
         assert codes.shape == tensor.shape
         if serving:

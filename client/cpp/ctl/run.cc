@@ -40,6 +40,9 @@ void PrintProgress(const v1::RunStatus& run, bool keeps_snapshots, std::ostream&
     if (!run.durability().restored().empty()) table.Row({"read back", run.durability().restored()});
   }
   if (run.has_follow()) table.Row({"followers", FollowText(run.follow())});
+  if (run.follow().tags() > 0) {
+    table.Row({"names", absl::StrCat(run.follow().tags(), " versions, ", Bytes(run.follow().tag_bytes()))});
+  }
   table.Row({"loss", run.has_loss() ? Number(run.loss()) : "not told by the trainer"});
   if (run.step() > 0) {
     table.Row({"gradient norm", Number(run.grad_norm())});

@@ -62,6 +62,7 @@ TEST_F(TagCommandsTest, AVersionIsNamedListedFetchedAndLetGo) {
   EXPECT_THAT(Say({"tag", run_, "good"}).err, HasSubstr("with replace"));
   EXPECT_EQ(Say({"tag", run_, "best", "--of", "good"}).code, kOk);
   EXPECT_THAT(Say({"tag", run_, "third"}).err, HasSubstr("follow.tags"));
+  EXPECT_THAT(Say({"run", run_}).out, ContainsRegex("names +2 versions, "));
   told = Say({"versions", run_});
   EXPECT_THAT(told.out, ContainsRegex("best +1 +1 .* memory\ngood +1 +1 .* memory\n2 of 2 names"));
   EXPECT_THAT(Say({"versions", run_, "--json"}).out, HasSubstr("\"name\""));
