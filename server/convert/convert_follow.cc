@@ -46,7 +46,12 @@ absl::Status TakeFollow(const v1::RunSpec& spec, RunSpec* made) {
     return absl::InvalidArgumentError(
         absl::StrCat("follow.tags is ", spec.follow().tags(), "; wanted: at most ", kMostTags));
   }
-  FollowSettings settings{.tags = spec.follow().tags()};
+  if (spec.follow().averages() && spec.averages().empty()) {
+    return absl::InvalidArgumentError(
+        "follow.averages is set, and the run keeps no averages of its weights (averages): leave it unset, or name "
+        "decays");
+  }
+  FollowSettings settings{.tags = spec.follow().tags(), .averages = spec.follow().averages()};
   if (spec.follow().every() != 0) settings.every = spec.follow().every();
   if (spec.follow().readers() != 0) settings.readers = spec.follow().readers();
   made->follow = settings;
@@ -57,11 +62,19 @@ absl::StatusOr<FollowOrder> ToFollowOrder(const v1::SubscribeRequest& request, c
   FollowOrder order{.every = request.every()};
   if (request.has_have()) order.have = ToVersionId(request.have());
   if (request.has_version()) {
-    if (request.has_have() || request.every() != 0) {
+    if (request.has_have() || request.every() != 0 || request.has_average()) {
       return absl::InvalidArgumentError(
-          "version is one version alone, which comes whole: leave out `have` and `every`, or version");
+          "version is one version of the weights alone, which comes whole: leave out `have`, `every` and `average`, or "
+          "version");
     }
     ASSIGN_OR_RETURN(order.version, ToVersionChoice(request.version()));
+  }
+  ASSIGN_OR_RETURN(order.series,
+                   ToWeightSeries(request.has_average() ? std::optional(request.average()) : std::nullopt, spec));
+  if (order.series && spec.follow && !spec.follow->averages) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("run '", spec.run_id, "' keeps that average, and readers may follow its weights alone: create it ",
+                     "with follow.averages, or amend it"));
   }
   order.digests.assign(request.digests().begin(), request.digests().end());
   if (order.digests.empty() || order.digests.size() == spec.tensors.size()) return order;

@@ -21,6 +21,7 @@
 #include "server/follow/version_sink.h"
 #include "server/plan/plan.h"
 #include "server/step/coverage.h"
+#include "server/store/weight_series.h"
 
 namespace ballast {
 
@@ -31,6 +32,7 @@ struct FollowOrder {
   std::vector<uint64_t> digests = {};
   std::optional<VersionChoice> version = {};  // this one alone
   std::vector<bool> tensors = {};             // which are wanted, by tensor; empty: all
+  WeightSeries series = {};
 };
 
 // The newest version, and the changes that lead to it, oldest first, each from where the one before has come to.

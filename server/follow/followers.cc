@@ -27,8 +27,10 @@ Followers::Followers(Environment environment)
                 .most = environment_.spec->follow->readers,
                 .most_key = "its spec allows (follow.readers)",
                 .on_demand = true,
-                .tag_bytes = TagMemoryBytes(*environment_.spec, *environment_.plan),
+                .tag_bytes = environment_.series ? 0 : TagMemoryBytes(*environment_.spec, *environment_.plan),
+                .readers = environment_.readers,
                 .metrics = environment_.metrics,
+                .shows_versions = !environment_.series,
                 .show = environment_.show}),
       epoch_(Draw()),
       tags_(std::make_shared<TagKeeper>(
@@ -37,7 +39,7 @@ Followers::Followers(Environment environment)
                                  .version_bytes = VersionBytes(*environment_.spec, *environment_.plan),
                                  .memory = readers_.memory(),
                                  .strand = environment_.strand,
-                                 .storage = environment_.tags,
+                                 .storage = environment_.series ? TagStorage{} : environment_.tags,
                                  .changed = [this] { readers_.ShowTags(tags_->entries().size(), tags_->bytes()); }})),
       maker_(std::make_shared<VersionMaker>(VersionMaker::Environment{
           .spec = environment_.spec,
@@ -45,6 +47,7 @@ Followers::Followers(Environment environment)
           .strand = environment_.strand,
           .chunk_starts = environment_.chunk_starts,
           .memory = readers_.memory(),
+          .series = environment_.series,
           .made = [this](auto version, auto change) { OnMade(std::move(version), std::move(change)); }})) {}
 
 void Followers::Begin(FollowOrder order, std::shared_ptr<VersionSink> sink) {

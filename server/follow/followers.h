@@ -38,8 +38,10 @@ class Followers {
     Strand* strand;
     RunMetrics* metrics;
     std::function<void(const FollowFigures& figures)> show;
-    std::function<void()> made;  // a version: the next may be wanted already
-    TagStorage tags = {};
+    std::function<void()> made;            // a version: the next may be wanted already
+    TagStorage tags = {};                  // of the weights' versions
+    WeightSeries series = {};              // whose versions they are
+    std::function<size_t()> readers = {};  // of the run, also of another series of it; empty: these alone
   };
   explicit Followers(Environment environment);
 
@@ -83,7 +85,8 @@ class Followers {
   uint64_t memory_bytes() const { return readers_.memory()->used(); }
   // As in VersionMaker.
   void BeforeChange(uint32_t tensor) { maker_->BeforeChange(tensor); }
-  void EncodeNext(std::function<void()> done) { maker_->EncodeNext(std::move(done)); }
+  bool EncodeNext(std::function<void()> done) { return maker_->EncodeNext(std::move(done)); }
+  size_t readers() const { return readers_.size(); }  // with those that were ended, and are not gone yet
   // Whether a version was begun so long ago that it is not to wait for devices with nothing else to do.
   bool version_is_late() const;
 

@@ -73,8 +73,8 @@ void VersionMaker::BeforeChange(uint32_t tensor) {
   if (build_ != nullptr && !build_->submitted[tensor]) Submit(tensor, nullptr);
 }
 
-void VersionMaker::EncodeNext(std::function<void()> done) {
-  if (build_ == nullptr || encoding_) return;
+bool VersionMaker::EncodeNext(std::function<void()> done) {
+  if (build_ == nullptr || encoding_) return false;
   const RunSpec& spec = *environment_.spec;
   std::vector<uint32_t> together;
   uint64_t bytes = 0;
@@ -83,7 +83,7 @@ void VersionMaker::EncodeNext(std::function<void()> done) {
     together.push_back(next);
     bytes += ServingBytes(spec.tensors[next]);
   }
-  if (together.empty()) return;
+  if (together.empty()) return false;
   encoding_ = true;
   const auto left = std::make_shared<size_t>(together.size());
   const auto encoded = [self = weak_from_this(), left, done = std::move(done)] {
@@ -94,6 +94,7 @@ void VersionMaker::EncodeNext(std::function<void()> done) {
     done();
   };
   for (const uint32_t tensor : together) Submit(tensor, encoded);
+  return true;
 }
 
 // The tensor is as the version before has it. Its caller may be about to change it, and is not to wait for readers.
@@ -128,12 +129,15 @@ void VersionMaker::Submit(uint32_t tensor, const std::function<void()>& done) {
     item->memory = std::make_unique_for_overwrite<std::byte[]>(elements * WireBytes(t.serving_format));
     WeightPiece* const to = &item->encoded;
     to->place = item->memory.get();
-    environment_.store->EncodeWeights({tensor, ChunkBegin(spec, chunk), ChunkEnd(spec, t, chunk)}, to,
-                                      [self = weak_from_this(), of = build_, item = std::move(item),
-                                       last = chunk + 1 == chunks, done](const TaskResult&) mutable {
-                                        if (const auto maker = self.lock()) maker->OnEncoded(of, std::move(item));
-                                        if (last && done) done();
-                                      });
+    const TensorRange range{tensor, ChunkBegin(spec, chunk), ChunkEnd(spec, t, chunk)};
+    environment_.store->EncodeWeights(
+        range, to,
+        [self = weak_from_this(), of = build_, item = std::move(item), last = chunk + 1 == chunks,
+         done](const TaskResult&) mutable {
+          if (const auto maker = self.lock()) maker->OnEncoded(of, std::move(item));
+          if (last && done) done();
+        },
+        /*image=*/nullptr, environment_.series);
   }
 }
 

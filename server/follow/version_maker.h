@@ -37,6 +37,7 @@ class VersionMaker : public std::enable_shared_from_this<VersionMaker> {
     Strand* strand;
     ChunkSet::Starts chunk_starts;
     std::shared_ptr<FollowMemory> memory;
+    WeightSeries series = {};
     Made made;  // on the strand
   };
   explicit VersionMaker(Environment environment);
@@ -47,9 +48,9 @@ class VersionMaker : public std::enable_shared_from_this<VersionMaker> {
   void Begin(VersionId id, double closed_unix_s, std::shared_ptr<const WeightVersion> before);
   // To be called when something that changes the tensor is about to be submitted.
   void BeforeChange(uint32_t tensor);
-  // Encodes some more of the version under way, unless some is being encoded so or none is left. Calls `done` on the
-  // strand.
-  void EncodeNext(std::function<void()> done);
+  // Encodes some more of the version under way, unless some is being encoded so or none is left: false. Calls `done` on
+  // the strand.
+  bool EncodeNext(std::function<void()> done);
   // The version under way comes to nothing.
   void Abandon();
 

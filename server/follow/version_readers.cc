@@ -32,7 +32,7 @@ size_t VersionReaders::reading() const {
 
 // One that was ended and has not taken that yet counts, too: it has a message.
 bool VersionReaders::IsFull(VersionSink* sink) const {
-  if (readers_.size() < environment_.most) return false;
+  if ((environment_.readers ? environment_.readers() : size()) < environment_.most) return false;
   sink->Finish(
       absl::ResourceExhaustedError(absl::StrCat(environment_.most, " readers follow run '", environment_.spec->run_id,
                                                 "', as many as ", environment_.most_key, "; ask again later")));
@@ -115,7 +115,7 @@ void VersionReaders::Add(std::shared_ptr<const WeightVersion> version, std::shar
   if (for_waiting) waiting_ = false;
   if (reading() == 0) unread_since_s_ = MonotonicSeconds();
   OfferAll();
-  environment_.metrics->OnVersion(made);
+  if (environment_.shows_versions) environment_.metrics->OnVersion(made);
   figures_.newest = made;
   Show();
 }
@@ -188,7 +188,6 @@ void VersionReaders::ShowTags(uint64_t count, uint64_t bytes) {
 
 void VersionReaders::Show() {
   figures_.readers.count = static_cast<uint32_t>(reading());
-  environment_.metrics->OnFollowers(figures_.readers);
   environment_.show(figures_);
 }
 

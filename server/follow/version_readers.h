@@ -38,8 +38,10 @@ class VersionReaders {
     // Versions are made for readers alone: the first waits for a new one, or for Release, and a while after the last the
     // versions go.
     bool on_demand = false;
-    uint64_t tag_bytes = 0;  // of memory for versions that have names, beside
+    uint64_t tag_bytes = 0;                // of memory for versions that have names, beside
+    std::function<size_t()> readers = {};  // that count beside `most`; empty: these
     FollowMetrics* metrics;
+    bool shows_versions = true;  // in the metrics
     std::function<void(const FollowFigures& figures)> show;
   };
   explicit VersionReaders(Environment environment);
@@ -60,7 +62,8 @@ class VersionReaders {
   // There is no version any more.
   void Forget();
 
-  size_t reading() const;  // who follow, and whose calls were not ended
+  size_t size() const { return readers_.size(); }  // until they are gone
+  size_t reading() const;                          // who follow, and whose calls were not ended
   // The newest is one that readers who wait for a new one may have.
   void Release();
   bool waiting() const { return waiting_; }

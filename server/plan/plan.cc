@@ -213,8 +213,8 @@ Plan MakePlan(const RunSpec& spec, Placement placement) {
     // Who reads from the disk has a chunk, and the MiB that it is in.
     const bool reads_disk = spec.follow->tags > 0 && spec.checkpoints.has_value();
     const uint64_t reads = reads_disk ? Sum(messages, Product(spec.follow->readers, kStoredReadBytes)) : 0;
-    plan.shards[0].bytes.following =
-        Sum(Sum(FollowMemoryBytes(spec, plan), TagMemoryBytes(spec, plan)), Sum(messages, reads));
+    const uint64_t versions = Product(FollowedSeriesCount(spec), FollowMemoryBytes(spec, plan));
+    plan.shards[0].bytes.following = Sum(Sum(versions, TagMemoryBytes(spec, plan)), Sum(messages, reads));
   }
   for (const ShardPlan& shard : plan.shards) plan.bytes += shard.bytes;
   return plan;

@@ -179,6 +179,11 @@ inline uint64_t FollowMemoryBytes(const RunSpec& spec, const Plan& plan) {
 // What versions that have names take beside that: on a disk the one that is being written there; in memory all.
 uint64_t TagMemoryBytes(const RunSpec& spec, const Plan& plan);
 
+// What readers may follow: the weights, and each average of them where the spec says so.
+inline size_t FollowedSeriesCount(const RunSpec& spec) {
+  return 1 + (spec.follow && spec.follow->averages ? spec.averages.size() : 0);
+}
+
 // What is kept of a tensor's gradient from one curvature probe to the next: a multiple of kAlignment.
 inline uint64_t KeptBytes(const RunSpec& spec, const TensorSpec& t) {
   return ProbesCurvature(spec, t) ? kernels::SampledElements(t.elements) * sizeof(float) : 0;

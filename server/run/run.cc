@@ -99,7 +99,7 @@ absl::Status Run::Allocate(const Options& options) try {
   RETURN_IF_ERROR(options.still_wanted());
   metrics_ = options.metrics->AddRun(Labels(spec_, plan_, layers_));
   AddFollowers();
-  if (followers_ != nullptr && options.past == nullptr) followers_->LoadTags();
+  if (followers_ != nullptr && options.past == nullptr) followers_->weights().LoadTags();
   driver_ = std::make_unique<StepDriver>(StepExecutor::Environment{.spec = &spec_,
                                                                    .layers = &layers_,
                                                                    .store = store_.get(),

@@ -18,7 +18,7 @@
 #include "absl/status/statusor.h"
 
 #include "server/base/strand.h"
-#include "server/follow/followers.h"
+#include "server/follow/followed_series.h"
 #include "server/run/journal_replay.h"
 #include "server/run/run_history.h"
 #include "server/run/run_status.h"
@@ -241,7 +241,7 @@ class Run {
   absl::Status amended_ = absl::OkStatus();        // once another run has taken its place: what latecomers are told
   std::optional<double> unattended_since_s_ = {};  // as in RunStatus
   std::unique_ptr<ParameterStore> store_;
-  std::unique_ptr<Followers> followers_;
+  std::unique_ptr<FollowedSeries> followers_;
   std::unique_ptr<StepDriver> driver_;
   std::unique_ptr<DigestJob> digests_;
   std::unique_ptr<Pulls> pulls_;

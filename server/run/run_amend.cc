@@ -25,9 +25,9 @@ absl::Status Run::CheckHold(SessionId session) const {
         absl::StrCat("AmendRun is for between two steps, and step ", machine.step(), " of run '", spec_.run_id,
                      "' is open: call it when every rank has the step's result, and before any begins the next"));
   }
-  if (followers_ != nullptr && followers_->tags_in_memory() > 0) {
+  if (followers_ != nullptr && followers_->weights().tags_in_memory() > 0) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "run '", spec_.run_id, "' has ", followers_->tags_in_memory(),
+        "run '", spec_.run_id, "' has ", followers_->weights().tags_in_memory(),
         " versions with names in memory, which would go "
         "with the run as it is: pull what is to be kept, untag them, and amend it then. With storage.dir they stay"));
   }
@@ -104,7 +104,7 @@ void Run::Inherit(Heritage heritage) {
     metrics_->OnDurable(durable);
   }
   loader_->GoOnFrom(kept_);
-  if (followers_ != nullptr) followers_->LoadTags();
+  if (followers_ != nullptr) followers_->weights().LoadTags();
   RunStatus& past = heritage.status;
   board_.Write([&](RunStatus& s) {
     past.ranks = std::move(s.ranks);

@@ -54,7 +54,7 @@ void Run::OnPullGone(std::shared_ptr<WeightSink> sink) {
 
 void Run::AddFollowers() {
   if (!spec_.follow) return;
-  followers_ = std::make_unique<Followers>(Followers::Environment{
+  followers_ = std::make_unique<FollowedSeries>(Followers::Environment{
       .spec = &spec_,
       .plan = &plan_,
       .chunk_starts = chunk_starts_,
@@ -88,7 +88,7 @@ void Run::TagVersion(Followers::TagOrder order, TagKeeper::Done done) {
     if (followers_ == nullptr) return done(Unfollowed());
     if (held_) return done(BeingAmended());  // what takes its place has its names from the disk
     if (auto s = order.version ? absl::OkStatus() : loader_->CheckRead(); !s.ok()) return done(s);
-    followers_->Tag(std::move(order), std::move(done));
+    followers_->weights().Tag(std::move(order), std::move(done));
     driver_->OnFollowers();
   });
 }
@@ -98,7 +98,7 @@ void Run::UntagVersion(std::string name, absl::AnyInvocable<void(absl::Status)> 
     if (ended_ || closed_) return done(Gone());
     if (followers_ == nullptr) return done(Unfollowed());
     if (held_) return done(BeingAmended());
-    followers_->Untag(name, std::move(done));
+    followers_->weights().Untag(name, std::move(done));
   });
 }
 
@@ -106,7 +106,7 @@ void Run::ListVersions(absl::AnyInvocable<void(absl::StatusOr<Followers::Version
   Post([this, done = std::move(done)]() mutable {
     if (ended_) return done(Gone());
     if (followers_ == nullptr) return done(Unfollowed());
-    done(followers_->List());
+    done(followers_->weights().List());
   });
 }
 

@@ -19,7 +19,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-#include "server/follow/followers.h"
+#include "server/follow/followed_series.h"
 #include "server/run/checkpointer.h"
 #include "server/run/gradient_pool.h"
 #include "server/run/rank_links.h"
@@ -59,8 +59,8 @@ class StepExecutor {
     RunStorage storage = {};  // none: the spec has no checkpoints
     const std::string* canonical_spec = nullptr;
     std::string spec_sha256 = {};
-    std::string products = {};       // Run::products
-    Followers* followers = nullptr;  // none: the spec has no `follow`
+    std::string products = {};            // Run::products
+    FollowedSeries* followers = nullptr;  // none: the spec has no `follow`
   };
   // What an amended run goes on with.
   struct Past {
@@ -228,7 +228,7 @@ class StepExecutor {
   const Plan* const plan_;
   ParameterStore* const store_;
   const CheckpointCodec* const codec_;
-  Followers* const followers_;  // nullptr: the spec has no `follow`
+  FollowedSeries* const followers_;  // nullptr: the spec has no `follow`
   RunStatusBoard* const board_;
   const std::function<void()> settle_;
   StepMachine machine_;

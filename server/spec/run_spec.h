@@ -75,6 +75,7 @@ struct FollowSettings {
   uint32_t every = 1;     // steps from version to version
   uint32_t readers = 16;  // at a time
   uint32_t tags = 0;      // versions that may have names, at a time
+  bool averages = false;  // also RunSpec::averages
 };
 
 inline constexpr size_t kMostAverages = 4;  // of a run's weights

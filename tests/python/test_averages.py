@@ -272,10 +272,50 @@ def test_a_checkpoint_has_it(tmp_path: Path) -> None:
         kept.average("0.weight", 0.99)
     verify = subprocess.run([BALLASTCTL, "verify", kept.folder], capture_output=True, text=True)
     assert verify.returncode == 0, verify.stderr + verify.stdout
-    with Daemon(storage=tmp_path) as daemon, ballast.AdamW(
-        model.named_parameters(), server=daemon.server, run="kept", lr=0.01, ema=DECAYS
-    ) as optimizer:
+    with (
+        Daemon(storage=tmp_path) as daemon,
+        ballast.AdamW(model.named_parameters(), server=daemon.server, run="kept", lr=0.01, ema=DECAYS) as optimizer,
+    ):
         optimizer.connect()
         for decay in DECAYS:
             for name, average in optimizer.averaged(decay).items():
                 assert torch.equal(average, averaged[decay][name])
+
+
+def test_readers_follow_it_as_they_follow_the_weights() -> None:
+    model, evaluated = layered(seed=1), layered(seed=2)
+    follow = ballast.Follow(averages=True)
+    with Daemon() as daemon:
+        where = {"server": daemon.server, "run": "averaged"}
+        with ballast.AdamW(model.named_parameters(), lr=0.01, ema=[0.9], follow=follow, **where) as optimizer:
+            step(model, optimizer, 1)
+            with (
+                ballast.Subscriber(**where, average=0.9) as reader,
+                ballast.Subscriber(**where) as of_weights,
+                ballast.follow(evaluated, **where, average=0.9) as follower,
+            ):
+                for number in range(2, 6):
+                    step(model, optimizer, number)
+                    averaged = optimizer.averaged()
+                    assert follower.wait(step=number, timeout=60)
+                    while (average := next(reader)).step < number:
+                        pass
+                    while (version := next(of_weights)).step < number:
+                        pass
+                    for name, p in model.named_parameters():
+                        assert torch.equal(version.tensors[name], p.detach())
+                        assert torch.equal(average.tensors[name], averaged[name])
+                        assert torch.equal(evaluated.get_parameter(name).detach(), averaged[name])
+            with pytest.raises(
+                ballast.Rejected, match="no average with the decay 0.99 that may be followed: it keeps 0.9"
+            ):
+                ballast.Subscriber(**where, average=0.99)
+        with ballast.AdamW(
+            layered(seed=1).named_parameters(), server=daemon.server, run="alone", ema=[0.9], follow=True
+        ) as optimizer:
+            optimizer.connect()
+            with pytest.raises(ballast.Rejected, match="its follow is for the weights alone"):
+                ballast.Subscriber(daemon.server, "alone", average=0.9)
+    for given in (True, "0.9", 1):
+        with pytest.raises(ballast.Rejected, match="average="):
+            ballast.Subscriber("127.0.0.1:1", "averaged", average=given)  # type: ignore[arg-type]

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
@@ -25,6 +26,7 @@ struct FollowFlags {
   std::string tag = {};  // one version alone
   uint64_t every = 1, versions = 0;
   FollowedFiles::Kept kept = {};
+  std::optional<double> average = {};
 };
 
 absl::StatusOr<FollowFlags> FlagsOf(const Invocation& invocation) {
@@ -42,10 +44,19 @@ absl::StatusOr<FollowFlags> FlagsOf(const Invocation& invocation) {
   }
   flags.tag = invocation.Get("tag", "");
   if (!flags.tag.empty()) {
-    if (invocation.Has("every") || invocation.Has("versions") || invocation.Has("changes")) {
-      return absl::InvalidArgumentError("--tag is one version alone: leave out --every, --versions and --changes");
+    for (const char* other : {"every", "versions", "changes", "average"}) {
+      if (!invocation.Has(other)) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat("--tag is one version of the weights, alone: leave out --", other));
     }
     flags.versions = 1;
+  }
+  if (double decay = 0; invocation.Has("average")) {
+    const std::string given = invocation.Get("average", "");
+    if (!absl::SimpleAtod(given, &decay)) {
+      return absl::InvalidArgumentError(absl::StrCat("--average is '", given, "'; wanted a decay, as .999"));
+    }
+    flags.average = decay;
   }
   if (flags.kept.retain == 0) {
     return absl::InvalidArgumentError("--retain is 0; wanted how many whole files are kept, 1 or more");
@@ -112,9 +123,11 @@ int FollowRun(const Invocation& invocation) {
   const std::string& run = invocation.arguments[0];
   ClientOptions options = OptionsOf(invocation);
   if (!invocation.Has("timeout")) options.reconnect_timeout_s = kReconnectS;
-  const auto subscriber = Subscriber::Open(
-      std::move(options),
-      {.run_id = run, .every = flags->every, .marks_changed = flags->kept.changes > 0, .tag = flags->tag});
+  const auto subscriber = Subscriber::Open(std::move(options), {.run_id = run,
+                                                                .every = flags->every,
+                                                                .marks_changed = flags->kept.changes > 0,
+                                                                .tag = flags->tag,
+                                                                .average = flags->average});
   if (!subscriber.ok()) return Fail(invocation, InCommandLine(subscriber.status()));
   auto files = FollowedFiles::Open(flags->out, run, flags->kept);
   if (!files.ok()) return Fail(invocation, files.status());
@@ -141,6 +154,7 @@ Command FollowCommand() {
           "The run needs follow in its spec. One that reads more slowly than versions are made gets fewer.\n",
       .flags = {{"out", "DIR", "the folder; made if need be"},
                 {"every", "N", "no version nearer to the last one than so many steps; 1"},
+                {"average", "DECAY", "of the weights' average with this decay, in place of the weights"},
                 {"versions", "N", "end after so many"},
                 {"tag", "NAME", "the version of this name (ballastctl tag) alone, and end"},
                 {"retain", "N", "whole files of the run that are kept there, the newest, with what follows them; 2"},

@@ -5,6 +5,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 
 #include "client/cpp/follow/version_tags.h"
@@ -42,6 +43,19 @@ absl::Status ExplainUnfollowed(Connection& connection, const std::string& run_id
   return absl::FailedPreconditionError(absl::StrCat(
       "run '", run_id, "' at ", connection.server(),
       " has no RunSpec.follow, so nobody may follow it: create the run with follow, or amend it (AmendRun)"));
+}
+
+absl::Status CheckFollowed(Connection& connection, const v1::RunSpec& spec, const SubscribeOptions& subscription) {
+  if (!spec.has_follow()) return ExplainUnfollowed(connection, subscription.run_id);
+  const auto& kept = spec.averages();
+  if (!subscription.average) return absl::OkStatus();
+  const bool keeps = std::find(kept.begin(), kept.end(), *subscription.average) != kept.end();
+  if (keeps && spec.follow().averages()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "run '", subscription.run_id, "' at ", connection.server(), " has no average with the decay ",
+      *subscription.average, " that may be followed: ",
+      keeps ? "its follow is for the weights alone; create it with follow.averages, or amend it"
+            : absl::StrCat("it keeps ", kept.empty() ? "none" : absl::StrJoin(kept, ", "), " (RunSpec.averages)")));
 }
 
 }  // namespace
@@ -86,7 +100,7 @@ absl::StatusOr<std::unique_ptr<DaemonSubscriber>> DaemonSubscriber::Open(ClientO
   if (!connection.ok()) return connection.status();
   const auto run = AskForRun(**connection, subscription.run_id);
   if (!run.ok()) return run.status();
-  if (!run->spec().has_follow()) return ExplainUnfollowed(**connection, subscription.run_id);
+  if (auto s = CheckFollowed(**connection, run->spec(), subscription); !s.ok()) return s;
   if (!subscription.tag.empty()) {
     if (auto s = CheckTag(**connection, subscription.run_id, subscription.tag); !s.ok()) return s;
   }
@@ -256,7 +270,7 @@ absl::Status DaemonSubscriber::ReadSpecAgain() {
     const absl::Status status = FromGrpc(connection_->admin().GetRun(&call.context, request, &run), call.context);
     if (!status.ok()) return status;
   }
-  if (!run.spec().has_follow()) return ExplainUnfollowed(*connection_, subscription_.run_id);
+  if (auto s = CheckFollowed(*connection_, run.spec(), subscription_); !s.ok()) return s;
   const uint64_t chunk_elements = run.status().plan().chunk_elements();
   if (weights_.Fit(run.spec(), chunk_elements)) return absl::OkStatus();
   auto weights = FollowedWeights::Create(run.spec(), chunk_elements);
@@ -275,6 +289,7 @@ v1::SubscribeRequest DaemonSubscriber::Request() const {
   request.set_run_id(subscription_.run_id);
   if (asked_.empty()) {
     request.set_every(subscription_.every);
+    if (subscription_.average) request.set_average(*subscription_.average);
     if (have_) *request.mutable_have() = *have_;
   } else {
     request.mutable_version()->set_tag(asked_);

@@ -23,7 +23,7 @@
 // or tensors whose digest does, are asked for again, as is what comes out of order: three times in a row.
 //
 // Errors: absl::Status with the daemon's code and message, and then every Next returns it. NOT_FOUND: there is no such
-// run, or it was deleted. FAILED_PRECONDITION: it has no RunSpec.follow, or no weights yet. UNIMPLEMENTED: the daemon is
+// run, or it was deleted. FAILED_PRECONDITION: it has no RunSpec.follow, not that average, or no weights yet. UNIMPLEMENTED: the daemon is
 // older than this; or `server` names several. RESOURCE_EXHAUSTED: it has as many readers as it takes, or there is no
 // memory for its weights. DATA_LOSS, INTERNAL: what comes is damaged, or out of order, again and again. UNAVAILABLE: the
 // daemon cannot be reached. CANCELLED: Close was called.
@@ -53,6 +53,8 @@ struct SubscribeOptions {
   // For CountChanged and ReadChanged: a bit of memory for each parameter.
   bool marks_changed = false;
   std::string tag = {};  // begins as after Rollback(tag)
+  // In place of the weights their average with this decay, one of RunSpec.averages, where RunSpec.follow.averages is set.
+  std::optional<double> average = {};
 };
 
 struct FollowedVersion {

@@ -135,6 +135,7 @@ class Subscriber:
         tls_key: str = "",
         token_file: str = "",
         tag: str = "",
+        average: float | None = None,
     ) -> Subscriber: ...
     def next(self, timeout_s: float) -> dict[str, Any] | None:
         """The next version, whose weights are then here; None: it is not within timeout_s."""

@@ -29,6 +29,7 @@ def follow(
     server: str | None = None,
     run: str | None = None,
     every: int = 1,
+    average: float | None = None,
     on_version: Callable[[Version], object] | None = None,
     names: Names | None = None,
     tls: Tls | None = None,
@@ -52,6 +53,7 @@ def follow(
 
     every: no version nearer to the last one than so many steps. on_version: called with each version that has come into the
     module, by the thread that put it there.
+    average: as ballast.Subscriber's: the module gets an average of the weights.
     names: where the module's parameters are named otherwise than the run's tensors: {the run's name: the module's}, or a
     function; None for a name leaves a tensor out. What DistributedDataParallel and torch.compile put before names makes no
     difference.
@@ -65,6 +67,7 @@ def follow(
         server,
         run,
         every,
+        average=average,
         tls=tls,
         token_file=token_file,
         connect_timeout=connect_timeout,

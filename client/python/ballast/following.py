@@ -20,11 +20,13 @@ class Follow:
     readers: at a time, up to 1,024.
     tags: versions that optimizer.tag() may give names at a time, up to 256. Where the daemon writes the run to its disk they are
         files there, and its host memory has room for one while it is written; elsewhere each takes as much as all weights.
+    averages: they may also follow the averages of the weights (ema=), each in as much memory again.
     """
 
     every: int = 1
     readers: int = 16
     tags: int = 0
+    averages: bool = False
 
     def __post_init__(self) -> None:
         for name, value, least, most in (
@@ -34,11 +36,17 @@ class Follow:
         ):
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
                 raise Rejected(f"Follow({name}={value!r}): it must be a whole number from {least} to {most}")
+        if not isinstance(self.averages, bool):
+            raise Rejected(f"Follow(averages={self.averages!r}): it must be True or False")
 
     def spec(self) -> dict[str, Any]:
         """ballast.v1.FollowSpec, in Protobuf's JSON."""
-        asked = {"every": self.every, "readers": self.readers}
-        return asked | {"tags": self.tags} if self.tags else asked
+        spec: dict[str, Any] = {"every": self.every, "readers": self.readers}
+        if self.tags:
+            spec["tags"] = self.tags
+        if self.averages:
+            spec["averages"] = True
+        return spec
 
 
 def as_follow(given: Any) -> Follow | None:

@@ -90,8 +90,9 @@ class Subscriber(Uncopyable):
 
     server, tls, token_file: as the optimizers' options; run: its name, default $BALLAST_RUN. every: no version nearer to
     the last one than so many steps. patches: for patches(); takes a bit of memory for each parameter. at: begins as after
-    rollback(at). Raises Rejected if there is no such run, or it cannot be followed; Unavailable if no daemon answers. One
-    thread at a time, but for close(), rollback() and resume().
+    rollback(at). average: the decay of an average of the weights that the run keeps (ema=, with
+    ballast.Follow(averages=True)), to follow in place of the weights. Raises Rejected if there is no such run, or it cannot
+    be followed; Unavailable if no daemon answers. One thread at a time, but for close(), rollback() and resume().
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class Subscriber(Uncopyable):
         *,
         patches: bool = False,
         at: str | None = None,
+        average: float | None = None,
         tls: Tls | None = None,
         token_file: str | os.PathLike[str] | None = None,
         connect_timeout: float = 10.0,
@@ -109,11 +111,15 @@ class Subscriber(Uncopyable):
     ):
         if isinstance(every, bool) or not isinstance(every, int) or not 1 <= every < 2**64:
             raise Rejected(f"every={every!r}: it must be a whole number of at least 1")
+        if average is not None and (isinstance(average, bool) or not isinstance(average, float)):
+            raise Rejected(f"average={average!r}: it must be the decay of an average that the run keeps, as 0.999")
         self.run = run_id(run)
         waits = seconds("connect_timeout", connect_timeout), seconds("reconnect_timeout", reconnect_timeout)
         address = standing(server)
         files = files_of(tls, address, token_file)
-        self._core = _core.Subscriber.open(address, self.run, every, bool(patches), *waits, *files, tag=at or "")
+        self._core = _core.Subscriber.open(
+            address, self.run, every, bool(patches), *waits, *files, tag=at or "", average=average
+        )
         self._number = 0  # of the version that is here
         self._here: Version | None = None
         self._places: dict[str, int] = {}

@@ -47,6 +47,7 @@ class FollowersTest : public StoreTest {
                                  .metrics = run_.get(),
                                  .show =
                                      [this](const FollowFigures& figures) {
+                                       run_->OnFollowers(figures.readers);
                                        absl::MutexLock lock(&mu_);
                                        shown_ = figures;
                                      },

@@ -172,6 +172,11 @@ TEST(PlanTest, VersionsForReadersTakeMemoryWhereTheRunMayBeFollowed) {
   EXPECT_EQ(FollowMemoryBytes(spec, plan), 3 * version + plan.parameters + ChunkStarts(spec).back() * kPieceOverhead);
   EXPECT_EQ(plan.bytes.following, FollowMemoryBytes(spec, plan) + 5 * VersionMessageBytes(plan));
   EXPECT_EQ(plan.bytes.on_device(), plan.bytes.total() - plan.bytes.beside_device());
+  for (const double decay : {0.9, 0.999}) wire.add_averages(decay);
+  EXPECT_EQ(MakePlan(Made(wire)).bytes.following, plan.bytes.following)
+      << "averages are not followed unless it says so";
+  wire.mutable_follow()->set_averages(true);
+  EXPECT_EQ(MakePlan(Made(wire)).bytes.following, 3 * FollowMemoryBytes(spec, plan) + 5 * VersionMessageBytes(plan));
 }
 
 // In 64 bits alone the sum would be some TB.

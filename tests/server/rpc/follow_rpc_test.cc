@@ -122,9 +122,15 @@ class FollowRpcTest : public RpcTest {
     request.set_run_id(run_id);
     return request;
   }
-  void ExpectPulled(Reader& reader) {
+  static v1::SubscribeRequest OfAverage(double decay) {
+    v1::SubscribeRequest request = OfRun();
+    request.set_average(decay);
+    return request;
+  }
+  void ExpectPulled(Reader& reader, std::optional<double> average = std::nullopt) {
     v1::PullRequest request;
     request.set_run_id("r1");
+    if (average) request.set_average(*average);
     grpc::ClientContext context;
     const auto pull = trainer_->Pull(&context, request);
     StepAnswer answer;
@@ -173,6 +179,45 @@ TEST_F(FollowRpcTest, EveryVersionHasWhatPullBringsOfItsStep) {
     EXPECT_EQ(gone.error_code(), grpc::NOT_FOUND);
     EXPECT_THAT(gone.error_message(), HasSubstr("run 'r1' was deleted"));
   }
+}
+
+TEST_F(FollowRpcTest, AnAverageIsFollowedAsTheWeightsAre) {
+  for (const char* serving : {"", "int8-row"}) {
+    SCOPED_TRACE(serving);
+    v1::RunSpec spec = Followed(serving);
+    for (const double decay : {0.5, 0.9}) spec.add_averages(decay);
+    spec.mutable_follow()->set_averages(true);
+    spec.mutable_follow()->set_readers(3);
+    Trainer t = StartTrainer(spec);
+    Reader weights(follow_.get(), OfRun()), one(follow_.get(), OfAverage(0.5)), other(follow_.get(), OfAverage(0.9));
+    for (uint64_t step = 0; step <= 4; ++step) {
+      if (step > 0) Step(&t, step, 1e-4);
+      for (Reader* reader : {&weights, &one, &other}) ASSERT_TRUE(reader->AwaitStep(step));
+      ExpectPulled(weights);
+      ExpectPulled(one, 0.5);
+      ExpectPulled(other, 0.9);
+    }
+    EXPECT_GT(one.changed_chunks + other.changed_chunks, 0u);
+    EXPECT_EQ(Status("r1").follow().readers(), 3u);
+    EXPECT_EQ(Refusal(OfAverage(0.9)).error_code(), grpc::RESOURCE_EXHAUSTED) << "of another series as well";
+    EXPECT_THAT(Refusal(OfAverage(0.99)).error_message(), HasSubstr("it keeps 0.5, 0.9"));
+    t.wire.reset();
+    server_.reset();
+    SetUp();
+  }
+}
+
+TEST_F(FollowRpcTest, AnAverageIsFollowedWhereTheSpecSaysSo) {
+  v1::RunSpec spec = Followed();
+  spec.mutable_follow()->set_averages(true);
+  EXPECT_THAT(std::string(CreateRun(spec).status().message()),
+              HasSubstr("follow.averages is set, and the run keeps no"));
+  spec.add_averages(0.9);
+  spec.mutable_follow()->set_averages(false);
+  Trainer t = StartTrainer(spec);
+  const grpc::Status refused = Refusal(OfAverage(0.9));
+  EXPECT_EQ(refused.error_code(), grpc::FAILED_PRECONDITION);
+  EXPECT_THAT(refused.error_message(), HasSubstr("readers may follow its weights alone"));
 }
 
 TEST_F(FollowRpcTest, ReadersGoBackWithTheRun) {
