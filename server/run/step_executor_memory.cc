@@ -76,13 +76,13 @@ void StepExecutor::KeepClosed() {
 }
 
 void StepExecutor::Keep(const Unkept& closed) {
-  const auto [step, torn, averages] = closed;
-  had_since_unix_s_ = UnixSeconds();
-  if (averages) AverageOthers(step);
-  LogClosed(closed);
+  const Unkept kept = closed;
   unkept_.reset();
-  if (torn) return;
-  rewinder_.OnClosed(step, [this] { return Memory(); });
+  had_since_unix_s_ = UnixSeconds();
+  if (kept.averages) AverageOthers(kept.step);
+  LogClosed(kept);
+  if (kept.torn) return;
+  rewinder_.OnClosed(kept.step, [this] { return Memory(); });
   MakeVersionIfWanted();
 }
 

@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <filesystem>
 #include <map>
 #include <string>
 #include <utility>
@@ -13,7 +12,7 @@
 
 #include "server/plan/plan.h"
 #include "tests/server/rpc/amend_fixture.h"
-#include "tests/server/storage/temporary_folder.h"
+#include "tests/server/rpc/stored_fixture.h"
 
 namespace ballast::testing {
 namespace {
@@ -296,27 +295,10 @@ TEST_F(AveragesRpcTest, ReadersAreToldWhatThereIs) {
 
 // --- crashes ----------------------------------------------------------------------------------------------------------
 
-class StoredAveragesRpcTest : public AveragesRpcTest {
+class StoredAveragesRpcTest : public Stored<AveragesRpcTest> {
  protected:
-  void SetUp() override { StartIn("first"); }
-  void StartIn(const std::string& name) {
-    Config config = DefaultConfig();
-    config.storage.dir = FolderOf(name);
-    std::filesystem::create_directory(config.storage.dir);
-    StartServer(config);
-  }
-  std::string FolderOf(const std::string& name) const { return folder_.path() + "/" + name; }
-  // As if the machine had lost its power.
-  void Crash(Team* team) {
-    std::filesystem::copy(FolderOf("first"), FolderOf("copy"), std::filesystem::copy_options::recursive);
-    GoOnIn("copy", team);
-  }
-  void GoOnIn(const std::string& name, Team* team) {
-    const size_t world = team->wires.size();
-    team->wires.clear();
-    server_.reset();
-    StartIn(name);
-    team->wires.resize(world);
+  void Rejoin(Team* team) {
+    team->wires.resize(1);
     Attach(team);
     OpenStreams(team);
   }
@@ -332,8 +314,6 @@ class StoredAveragesRpcTest : public AveragesRpcTest {
     EXPECT_EQ(ReadStep(wire).result->outcome(), v1::STEP_OUTCOME_APPLIED);
     team->reference->Average(1, step);
   }
-
-  TemporaryFolder folder_;
 };
 
 TEST_F(StoredAveragesRpcTest, AJournalReplaysThemToTheBit) {
@@ -344,6 +324,7 @@ TEST_F(StoredAveragesRpcTest, AJournalReplaysThemToTheBit) {
   ExpectStepOfTheOthers(&team, 3);
   ExpectAverages(team.spec, *team.reference);
   Crash(&team);
+  Rejoin(&team);
   ASSERT_EQ(Status("r1").step(), 3u);
   ExpectAverages(team.spec, *team.reference);
   for (uint64_t step = 4; step <= 5; ++step) ExpectStep(&team, step, 1, 1);
@@ -358,7 +339,8 @@ TEST_F(StoredAveragesRpcTest, ACheckpointKeepsThem) {
   request.set_run_id("r1");
   v1::CheckpointResponse written;
   ASSERT_TRUE(admin_->Checkpoint(&context, request, &written).ok());
-  GoOnIn("first", &team);
+  StartAgain("first", &team);
+  Rejoin(&team);
   ASSERT_EQ(Status("r1").step(), 3u);
   ExpectAverages(team.spec, *team.reference);
   for (uint64_t step = 4; step <= 5; ++step) ExpectStep(&team, step, 1, 1);

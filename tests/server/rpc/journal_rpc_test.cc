@@ -2,31 +2,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <filesystem>
 
 #include "tests/server/rpc/amend_fixture.h"
-#include "tests/server/storage/temporary_folder.h"
+#include "tests/server/rpc/stored_fixture.h"
 
 namespace ballast::testing {
 namespace {
 
-class JournalRpcTest : public AmendRpcTest {
+class JournalRpcTest : public Stored<AmendRpcTest> {
  protected:
-  void SetUp() override { StartIn("first"); }
-  void StartIn(const std::string& name) {
-    Config config = DefaultConfig();
-    config.storage.dir = FolderOf(name);
-    std::filesystem::create_directory(config.storage.dir);
-    StartServer(config);
-  }
-  std::string FolderOf(const std::string& name) const { return folder_.path() + "/" + name; }
-  // As if the machine had lost its power: what the daemon writes when it is stopped is not there.
-  void Crash(Team* team) {
-    std::filesystem::copy(FolderOf("first"), FolderOf("copy"), std::filesystem::copy_options::recursive);
-    team->wires.clear();
-    server_.reset();
-    StartIn("copy");
-  }
   // Steps of one rank, whose gradients are clipped to a norm of kMost where they are larger, if at all.
   void ExpectClipped(Team* team, uint64_t step, std::optional<double> most) {
     SendStep(team, step, {});
@@ -45,8 +29,6 @@ class JournalRpcTest : public AmendRpcTest {
     OpenStreams(&team);
     for (uint64_t step = 4; step <= 5; ++step) ExpectClipped(&team, step, most);
   }
-
-  TemporaryFolder folder_;
 };
 
 TEST_F(JournalRpcTest, StepsAreReplayedToTheBit) { ExpectGoesOn(SmallSpec(), std::nullopt); }
