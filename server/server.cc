@@ -27,6 +27,7 @@
 #include "server/convert/daemon_status.h"
 #include "server/device/device_pool.h"
 #include "server/ops/ops_api.h"
+#include "server/relay/relays.h"
 #include "server/rpc/admin_service.h"
 #include "server/rpc/connection_table.h"
 #include "server/rpc/follow_service.h"
@@ -115,10 +116,11 @@ class GrpcServer final : public Server {
                .read_spec = [limits = config.limits](
                                 const std::string& json, const std::string& sha256,
                                 const std::string& file) { return ToCreateRequest(json, sha256, file, limits); }}),
+        relays_(config.relay.on() ? std::make_unique<Relays>(config, &devices_, metrics) : nullptr),
         message_bytes_(config.limits.message_bytes),
         open_timeout_s_(config.limits.open_timeout_s),
         trainer_(environment(), config.limits),
-        status_(&devices_, &runs_, std::move(ops_address), config.ops_http.tls),
+        status_(&devices_, &runs_, relays_.get(), std::move(ops_address), config.ops_http.tls),
         admin_(environment(), config.limits, &status_),
         follow_(environment()) {
     if (storage_ == nullptr) return;
@@ -142,8 +144,9 @@ class GrpcServer final : public Server {
   absl::Status AddPort(const Config& config, const CertificateKeeper* certificates, grpc::ServerBuilder* builder);
   void Accept(bool tls);
   RpcEnvironment environment() {
-    return {&devices_,  &runs_,        &sessions_,      metrics_,  &shm_socket_,  message_bytes_, open_timeout_s_,
-            &requests_, &connections_, &disk_requests_, &imports_, access_.get(), &quotas_,       usual_quota_};
+    return {&devices_,      &runs_,          &sessions_, metrics_,      &shm_socket_,
+            message_bytes_, open_timeout_s_, &requests_, &connections_, &disk_requests_,
+            &imports_,      access_.get(),   &quotas_,   usual_quota_,  relays_.get()};
   }
   absl::Status OfferSharedMemory(const std::string& where);
 
@@ -155,6 +158,7 @@ class GrpcServer final : public Server {
   DevicePool devices_;
   Sessions sessions_;
   RunRegistry runs_;
+  const std::unique_ptr<Relays> relays_;  // none: runs train here
   RequestQueue requests_, disk_requests_{"disk requests"}, imports_{"imports"};
   ConnectionTable connections_;
   const uint32_t message_bytes_;
@@ -222,7 +226,7 @@ absl::Status GrpcServer::Listen(const Config& config, const CertificateKeeper* c
     metrics_->SetState("restoring");
     runs_.RestoreAll();
   }
-  RETURN_IF_ERROR(OfferSharedMemory(config.shm_socket));
+  if (relays_ == nullptr) RETURN_IF_ERROR(OfferSharedMemory(config.shm_socket));
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
   SetArguments(config, &builder);
@@ -270,7 +274,8 @@ void GrpcServer::Accept(bool tls) {
 }
 
 absl::Status GrpcServer::live() const {
-  if (runs_.busy_s() >= kStuckS || devices_.busy_s() >= kStuckS) {
+  const double relayed_s = relays_ == nullptr ? 0 : relays_->busy_s();
+  if (std::max({runs_.busy_s(), devices_.busy_s(), relayed_s}) >= kStuckS) {
     return absl::UnavailableError("a run or the device does not answer");
   }
   return self_check_ == nullptr || stopped_ ? absl::OkStatus() : self_check_->status();
@@ -306,7 +311,9 @@ int GrpcServer::Drain(double timeout_s) {
 void GrpcServer::Stop() {
   if (stopped_.exchange(true)) return;
   if (storage_ != nullptr) storage_->command()->Stop(0);
-  runs_.End(absl::UnavailableError("the daemon is shutting down"));
+  const absl::Status why = absl::UnavailableError("the daemon is shutting down");
+  runs_.End(why);
+  if (relays_ != nullptr) relays_->Stop(why);
   shm_.reset();
   if (self_check_ != nullptr) self_check_->Stop();
   listener_.reset();
@@ -321,7 +328,9 @@ void GrpcServer::Stop() {
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const Config& config, Metrics* metrics, std::string ops_address,
                                                       OnLastFailure on_last_failure,
                                                       const CertificateKeeper* certificates) {
-  ASSIGN_OR_RETURN(std::vector<std::unique_ptr<Device>> devices, OpenDevices(config));
+  Config opened = config;
+  if (config.relay.on()) opened.device = "cpu";  // which computes nothing
+  ASSIGN_OR_RETURN(std::vector<std::unique_ptr<Device>> devices, OpenDevices(opened));
   return StartOn(std::move(devices), config, metrics, std::move(ops_address), std::move(on_last_failure), certificates);
 }
 

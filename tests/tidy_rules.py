@@ -105,6 +105,8 @@ def dependency_direction(sources: list[Source]) -> list[str]:
             allowed |= {"kernels"}  # ballast.numerics binds the kernels and nothing else
         if source.path.startswith("tests/kernels/"):
             allowed = {"kernels", "tests"}
+        if source.path.startswith("server/relay/"):
+            allowed |= {"client"}  # it follows another daemon as a client does
         for line, name, quoted in includes(source):
             top = name.split("/")[0]
             if "/" in name and top in OWN_FOLDERS and top not in allowed:
@@ -115,10 +117,10 @@ def dependency_direction(sources: list[Source]) -> list[str]:
 
 
 # The rooms of server/, in order: each includes only itself and those before it, and what lies in server/ itself, all.
-ROOMS = "base storage stability config spec step plan device store metrics follow access tls run convert rpc shm ops".split()
+ROOMS = "base storage stability config spec step plan device store metrics follow access tls run convert relay rpc shm ops".split()
 PURE = {"stability", "spec", "step", "plan"}  # they decide: no threads, clocks or sockets
-MESSAGES = {"storage", "config", "metrics", "convert", "rpc", "shm", "ops", ""}  # Protobuf
-TRANSPORTS = {"rpc", "shm", ""}  # gRPC
+MESSAGES = {"storage", "config", "metrics", "convert", "relay", "rpc", "shm", "ops", ""}  # Protobuf
+TRANSPORTS = {"relay", "rpc", "shm", ""}  # gRPC
 WORLD = re.compile(r"(yaml-cpp|prometheus|absl/synchronization|absl/time/clock|sys)/|Civet|thread$")
 
 
@@ -144,7 +146,7 @@ def server_rooms(sources: list[Source]) -> list[str]:
             if own in PURE and WORLD.match(name):
                 wrong.append(f"{where}: {own} decides, and must not include {name}")
             if own not in TRANSPORTS and (name.startswith(("grpc/", "grpcpp/")) or name.endswith(".grpc.pb.h")):
-                wrong.append(f"{where}: only rpc and shm include gRPC, here {name}")
+                wrong.append(f"{where}: only relay, rpc and shm include gRPC, here {name}")
             elif own not in MESSAGES and name.endswith(".pb.h"):
                 wrong.append(f"{where}: only {', '.join(sorted(MESSAGES - {''}))} include messages, here {name}")
     return wrong

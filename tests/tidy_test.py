@@ -41,7 +41,7 @@ PLANTED = [
     ("server_rooms", {"server/run/a.cc": '#include "server/rpc/rpc.h"\n'}, "run must not include server/rpc/rpc.h"),
     ("server_rooms", {"server/run/a.cc": '#include "server/server.h"\n'}, "run must not include server/server.h"),
     ("server_rooms", {"server/plan/a.h": '#include "absl/synchronization/mutex.h"\n'}, "plan decides"),
-    ("server_rooms", {"server/run/a.h": "#include <grpcpp/grpcpp.h>\n"}, "only rpc and shm include gRPC"),
+    ("server_rooms", {"server/run/a.h": "#include <grpcpp/grpcpp.h>\n"}, "only relay, rpc and shm include gRPC"),
     ("server_rooms", {"server/run/a.h": '#include "ballast/v1/run.pb.h"\n'}, "include messages"),
     ("server_rooms", {"server/attic/a.h": ""}, "no room of that name"),
     ("include_paths", {"server/a.cc": '#include "a.h"\n', "server/a.h": ""}, '"server/a.h", from the root'),

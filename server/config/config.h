@@ -66,6 +66,13 @@ struct Config {
     uint32_t caller_requests = 0;    // a second
     uint32_t caller_failures = 100;  // a minute
   } limits;
+  struct Relay {
+    std::string upstream;  // empty: none
+    std::vector<std::string> runs;
+    uint32_t readers = 64;
+    std::string ca, certificate, key, token_file;  // files; empty: none
+    bool on() const { return !upstream.empty(); }
+  } relay;
   bool insecure = false;
   std::string access;  // file; empty: none
   struct Tls {

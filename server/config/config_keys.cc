@@ -13,6 +13,7 @@
 #include "absl/strings/strip.h"
 
 #include "server/config/config_check.h"
+#include "server/config/relay_check.h"
 
 namespace ballast {
 namespace {
@@ -243,7 +244,9 @@ const std::vector<ConfigRow>& ConfigRows() {
   constexpr auto kStorage = &Config::storage;
   constexpr auto kLog = &Config::log;
   constexpr auto kLimits = &Config::limits;
+  using Relay = Config::Relay;
   constexpr auto kTls = &Config::tls;
+  constexpr auto kRelay = &Config::relay;
   static const auto& rows = *new std::vector<ConfigRow>{
       Row<&Config::listen>("listen", CheckListen),
       Row<&Config::device>("device", CheckDevice),
@@ -293,6 +296,13 @@ const std::vector<ConfigRow>& ConfigRows() {
       Row<kTls, &Config::Tls::key>("tls.key", CheckBesideCertificate<&Config::Tls::key>),
       Row<kTls, &Config::Tls::client_ca>("tls.client_ca", CheckClientAuthorities),
       Row<&Config::access>("access", CheckAccessFile),
+      Row<kRelay, &Relay::upstream>("relay.upstream", CheckUpstream),
+      Row<kRelay, &Relay::runs>("relay.runs", CheckRelayedRuns),
+      Row<kRelay, &Relay::readers>("relay.readers", Range{1, 1024}),
+      Row<kRelay, &Relay::ca>("relay.ca", CheckRelayCa),
+      Row<kRelay, &Relay::certificate>("relay.certificate", CheckRelayCertificate),
+      Row<kRelay, &Relay::key>("relay.key", CheckRelayKey),
+      Row<kRelay, &Relay::token_file>("relay.token_file", CheckRelayToken),
   };
   return rows;
 }

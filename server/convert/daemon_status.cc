@@ -34,6 +34,7 @@ v1::GetServerResponse DaemonStatus::GetServer() const {
   }
   out.set_state(runs_->draining() ? "draining" : "serving");
   out.set_max_runs(runs_->max_runs());
+  if (relayed_ != nullptr) *out.mutable_relay() = relayed_->info();
   return out;
 }
 
@@ -41,10 +42,13 @@ v1::ListRunsResponse DaemonStatus::ListRuns() const {
   v1::ListRunsResponse out;
   const uint64_t free_bytes = devices_->free_bytes();
   for (const auto& run : runs_->All()) *out.add_runs() = FromRun(*run, free_bytes);
+  if (relayed_ == nullptr) return out;
+  for (v1::RunStatus& run : relayed_->ListRuns()) out.add_runs()->Swap(&run);
   return out;
 }
 
 absl::StatusOr<v1::GetRunResponse> DaemonStatus::GetRun(const std::string& run_id) const {
+  if (relayed_ != nullptr) return relayed_->GetRun(run_id);
   ASSIGN_OR_RETURN(const auto run, runs_->Find(run_id));
   v1::GetRunResponse out;
   *out.mutable_status() = FromRun(*run, devices_->free_bytes());
@@ -56,6 +60,7 @@ absl::StatusOr<v1::GetRunResponse> DaemonStatus::GetRun(const std::string& run_i
 }
 
 absl::StatusOr<v1::GetHistoryResponse> DaemonStatus::GetHistory(const v1::GetHistoryRequest& request) const {
+  if (relayed_ != nullptr) return v1::GetHistoryResponse();
   ASSIGN_OR_RETURN(const auto run, runs_->Find(request.run_id()));
   const size_t most = request.most_steps() == 0 ? RunHistory::kSteps : request.most_steps();
   return FromHistory(*run, request.after_step(), most);

@@ -52,6 +52,7 @@ std::vector<MetricLabel> LabelsOf(const MetricFamily& family) {
 }
 
 bool HasFamily(const RunShape& run, const MetricFamily& family) {
+  if (run.relayed) return family.of_runs == OfRuns::kFollowed || family.of_runs == OfRuns::kRelayed;
   switch (family.of_runs) {
     case OfRuns::kAll:
       return true;
@@ -61,6 +62,8 @@ bool HasFamily(const RunShape& run, const MetricFamily& family) {
       return run.durable;
     case OfRuns::kFollowed:
       return run.followed;
+    case OfRuns::kRelayed:
+      return false;
   }
   return true;
 }

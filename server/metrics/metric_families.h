@@ -19,6 +19,7 @@ class Samples;
 struct RunLabels;
 struct CheckpointFigures;
 struct FollowerFigures;
+struct RelayFigures;
 struct SpikeReport;
 struct StepRecord;
 struct VersionFigures;
@@ -34,6 +35,7 @@ struct MetricReading {
   using OfCheckpoint = void (*)(const CheckpointFigures& checkpoint, Samples& to);  // when one is durable
   using OfVersion = void (*)(const VersionFigures& version, Samples& to);           // when one is made
   using OfFollowers = void (*)(const FollowerFigures& followers, Samples& to);      // when they change
+  using OfRelay = void (*)(const RelayFigures& relay, Samples& to);                 // likewise
 
   OfRun of_run = nullptr;
   OfStep of_step = nullptr;
@@ -41,6 +43,7 @@ struct MetricReading {
   OfCheckpoint of_checkpoint = nullptr;
   OfVersion of_version = nullptr;
   OfFollowers of_followers = nullptr;
+  OfRelay of_relay = nullptr;
 
   constexpr MetricReading() = default;
   template <class Function>
@@ -55,18 +58,20 @@ struct MetricReading {
       of_checkpoint = read;
     } else if constexpr (std::is_convertible_v<Function, OfVersion>) {
       of_version = read;
-    } else {
+    } else if constexpr (std::is_convertible_v<Function, OfFollowers>) {
       of_followers = read;
+    } else {
+      of_relay = read;
     }
   }
   constexpr bool any() const {
     return of_run != nullptr || of_step != nullptr || of_spikes != nullptr || of_checkpoint != nullptr ||
-           of_version != nullptr || of_followers != nullptr;
+           of_version != nullptr || of_followers != nullptr || of_relay != nullptr;
   }
 };
 
 // Which runs have a family; of the others' it has no series.
-enum class OfRuns { kAll, kTwoComponents, kDurable, kFollowed };
+enum class OfRuns { kAll, kTwoComponents, kDurable, kFollowed, kRelayed };
 
 struct MetricFamily {
   const char* section;
@@ -106,6 +111,7 @@ struct RunShape {
   bool two_components = false;  // some weight is stored in two
   bool durable = false;         // it is written to a disk
   bool followed = false;        // readers may follow it
+  bool relayed = false;         // its versions are another daemon's: it has the families of these two kinds alone
 };
 bool HasFamily(const RunShape& run, const MetricFamily& family);
 // Time series (lines of /metrics) of all families with a run_id, for one run.

@@ -96,6 +96,15 @@ void OfFollowers(const FollowerFigures& followers, Samples& to) {
 }
 
 template <auto Field>
+void OfRelay(const RelayFigures& relay, Samples& to) {
+  to.AddNumber(relay.*Field);
+}
+
+inline void RelayClosedAt(const RelayFigures& relay, Samples& to) {
+  if (relay.closed_unix_s > 0) to.Add(relay.closed_unix_s);
+}
+
+template <auto Field>
 void OfSpikes(const SpikeReport& spikes, Samples& to) {
   to.AddNumber(spikes.*Field);
 }

@@ -23,6 +23,12 @@ consteval MetricFamily Durable(MetricFamily family) {
   return family;
 }
 
+// Of runs that this daemon relays.
+consteval MetricFamily Relayed(MetricFamily family) {
+  family.of_runs = OfRuns::kRelayed;
+  return family;
+}
+
 // Of runs that readers may follow.
 consteval MetricFamily Followed(MetricFamily family) {
   family.of_runs = OfRuns::kFollowed;
@@ -324,7 +330,8 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
               "The step of the newest version; none are made while nobody follows.",
               reading::OfVersion<&VersionFigures::step>}),
     Followed({"Following", "ballast_version_make_duration_seconds", MetricType::kHistogram, "run_id",
-              "From a step's close until the version was made of it, beside the next step.",
+              "From a step's close until the version was made of it, beside the next step; at a relay, for how long it "
+              "came.",
               reading::OfVersion<&VersionFigures::make_seconds>, kStallBuckets}),
     Followed({"Following", "ballast_version_bytes", MetricType::kGauge, "run_id", "Of the newest version, sent whole.",
               reading::OfVersion<&VersionFigures::bytes>}),
@@ -334,6 +341,20 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
     Followed({"Following", "ballast_version_changed_ratio", MetricType::kGauge, "run_id",
               "Weights that it has changed, as they are served, of all.",
               reading::OfVersion<&VersionFigures::changed_ratio>}),
+
+    Relayed({"Relaying", "ballast_relay_connected", MetricType::kGauge, "run_id",
+             "1 while the relay is being told of the run's versions by its upstream, else 0.",
+             reading::OfRelay<&RelayFigures::connected>}),
+    Relayed({"Relaying", "ballast_relay_version_timestamp_seconds", MetricType::kGauge, "run_id",
+             "When the step of the newest version here closed, by the clock of the daemon that trains: how old the "
+             "weights are that readers get.",
+             reading::RelayClosedAt}),
+    Relayed({"Relaying", "ballast_relay_received_bytes_total", MetricType::kCounter, "run_id kind=whole|changes",
+             "Weights that came from the upstream, in versions that came whole or as changes."}),
+    Relayed({"Relaying", "ballast_relay_failures_total", MetricType::kCounter,
+             "run_id reason=unreachable|refused|damaged|circle|memory|spec",
+             "Calls to the upstream that failed or were refused; what came damaged or out of order; and runs that "
+             "could not be served here."}),
 
     {"Memory", "ballast_host_memory_used_bytes", MetricType::kGauge,
      "device kind=weights|momentum|variance|averages|gradients|staging|snapshots|client_state|following",

@@ -18,6 +18,7 @@
 #include "server/metrics/metric_table.h"
 #include "server/metrics/process_metrics.h"
 #include "server/metrics/recent_max.h"
+#include "server/metrics/relay_series.h"
 #include "server/metrics/run_metrics.h"
 #include "server/metrics/series_set.h"
 #include "server/plan/plan.h"
@@ -275,6 +276,10 @@ Metrics::Metrics(BuildInfo build, MetricsClock clock) : impl_(std::make_shared<I
 Metrics::~Metrics() = default;
 
 std::unique_ptr<RunMetrics> Metrics::AddRun(const RunLabels& labels) { return impl_->AddRun(labels); }
+
+std::unique_ptr<RelayMetrics> Metrics::AddRelayed(const std::string& run_id) {
+  return std::make_unique<RelaySeries>(&impl_->families, run_id, impl_->clock.unix_s);
+}
 
 void Metrics::OnRpcStarted(std::string_view method) { impl_->MethodOf(method).started->Increment(); }
 

@@ -96,6 +96,18 @@ class FollowMetrics {
   virtual void OnFollowers(const FollowerFigures& figures) = 0;
 };
 
+// Where the versions of a run come from that a relay serves.
+struct RelayFigures {
+  bool connected = false;    // it is being told of versions there
+  double closed_unix_s = 0;  // when the step of the newest version here closed; 0: there is none
+};
+
+// A relayed run's series. Threads: one of the relay's own calls OnRelay; the others as in FollowMetrics.
+class RelayMetrics : public FollowMetrics {
+ public:
+  virtual void OnRelay(const RelayFigures& figures) = 0;
+};
+
 // One run's series. They disappear a minute after the run's end, so that a last scrape sees them.
 class RunMetrics : public FollowMetrics {
  public:
@@ -153,6 +165,9 @@ class Metrics {
   // or when a run with the same id is added; where the result of an earlier AddRun with that id still exists, the new
   // run goes on from its counts.
   std::unique_ptr<RunMetrics> AddRun(const RunLabels& labels);
+
+  // Of a run that this daemon relays: as long as the result lives.
+  std::unique_ptr<RelayMetrics> AddRelayed(const std::string& run_id);
 
   // method: its name or its path, "/ballast.v1.TrainerService/Train"; code: "OK", "ABORTED", ...
   void OnRpcStarted(std::string_view method);

@@ -19,14 +19,14 @@ struct NamedNeed {
   CallNeed need;
 };
 constexpr auto kNeeds = std::to_array<NamedNeed>({
-    {"GetServer", {Scope::kObserve, false}},
-    {"ListRuns", {Scope::kObserve, false}},  // answers with the runs that the caller may see
-    {"Plan", {Scope::kObserve, false}},      // reserves nothing
-    {"GetRun", {Scope::kObserve, true}},
+    {"GetServer", {Scope::kObserve, false, true}},
+    {"ListRuns", {Scope::kObserve, false, true}},  // answers with the runs that the caller may see
+    {"Plan", {Scope::kObserve, false}},            // reserves nothing
+    {"GetRun", {Scope::kObserve, true, true}},
     {"GetHistory", {Scope::kObserve, true}},
     {"ListCheckpoints", {Scope::kObserve, true}},
     {"Pull", {Scope::kPull, true}},
-    {"Subscribe", {Scope::kPull, true}},
+    {"Subscribe", {Scope::kPull, true, true}},
     {"ListVersions", {Scope::kPull, true}},
     {"CreateRun", {Scope::kPush, true}},
     {"AmendRun", {Scope::kPush, true}},
@@ -91,6 +91,7 @@ absl::StatusOr<Payer> CheckAccess(const RpcEnvironment& environment, const Calle
     payer = {.name = absl::StrCat("grant ", (*grant)->name), .quota = (*grant)->quota, .grant = *grant};
     if (record != nullptr) record->set_grant((*grant)->name);
   }
+  if (environment.relays != nullptr && !need->relayed) return environment.relays->Refusal();
   RETURN_IF_ERROR(environment.quotas->Begin(payer));
   if (need->scope == Scope::kAdmin && record != nullptr) record->set_audited();
   return payer;
@@ -103,9 +104,11 @@ absl::StatusOr<StreamPlace> AdmitStream(const RpcEnvironment& environment, const
 }
 
 absl::Status CheckKnown(const RpcEnvironment& environment, const Caller& caller) {
-  if (environment.access == nullptr) return absl::OkStatus();
-  const absl::Status known = environment.access->Find(caller, Scope::kObserve, std::nullopt).status();
-  return known.ok() ? known : Failed(environment, caller, known);
+  if (environment.access != nullptr) {
+    const absl::Status known = environment.access->Find(caller, Scope::kObserve, std::nullopt).status();
+    if (!known.ok()) return Failed(environment, caller, known);
+  }
+  return environment.relays == nullptr ? absl::OkStatus() : environment.relays->Refusal();
 }
 
 void OnFailed(const RpcEnvironment& environment, const Caller& caller, const absl::Status& why) {

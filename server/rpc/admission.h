@@ -21,7 +21,8 @@ namespace ballast {
 
 struct CallNeed {
   Scope scope;
-  bool of_run;  // of the one that the call is about; otherwise any grant will do
+  bool of_run;           // of the one that the call is about; otherwise any grant will do
+  bool relayed = false;  // a relay answers it, too
 };
 // Of a method of either service, by its name; none: there is no such method.
 std::optional<CallNeed> NeedOf(absl::string_view method);
@@ -38,7 +39,7 @@ absl::StatusOr<Payer> CheckAccess(const RpcEnvironment& environment, const Calle
 // The same of a stream, which has its place from then on.
 absl::StatusOr<StreamPlace> AdmitStream(const RpcEnvironment& environment, const Caller& caller,
                                         absl::string_view method, const std::string& run_id, RpcRecord* record);
-// OK: the caller has some grant. What a stream asks before it looks at a message.
+// OK: the caller has some grant, and this is no relay. What a trainer's stream asks before it looks at a message.
 absl::Status CheckKnown(const RpcEnvironment& environment, const Caller& caller);
 // A call that was let in failed all the same: CreateRun's failures count.
 void OnFailed(const RpcEnvironment& environment, const Caller& caller, const absl::Status& why);

@@ -19,6 +19,7 @@
 #include "server/base/retry_after.h"
 #include "server/base/utf8.h"
 #include "server/metrics/metrics.h"
+#include "server/relay/relays.h"
 #include "server/rpc/connection_table.h"
 #include "server/run/run_registry.h"
 #include "server/run/sessions.h"
@@ -40,7 +41,8 @@ struct RpcEnvironment {
   RequestQueue* imports = nullptr;        // of those that read checkpoints whole, for minutes
   const AccessControl* access = nullptr;  // none: all may do everything
   Quotas* quotas = nullptr;
-  Quota usual_quota = {};  // of who has no grant, where there is no access file
+  Quota usual_quota = {};          // of who has no grant, where there is no access file
+  const Relays* relays = nullptr;  // of a daemon that is a relay, and has no runs of its own
 };
 
 // Refuses a stream's message that is too long. gRPC has only one limit for all calls, which must admit a RunSpec.

@@ -31,9 +31,18 @@ SubscribeStream::SubscribeStream(const RpcEnvironment& environment, grpc::Callba
 absl::Status SubscribeStream::Begin(const grpc::CallbackServerContext& context, const v1::SubscribeRequest& request) {
   ASSIGN_OR_RETURN(const Caller caller, Enter(environment_, context, "Subscribe"));
   ASSIGN_OR_RETURN(place_, AdmitStream(environment_, caller, "Subscribe", request.run_id(), &record_));
-  ASSIGN_OR_RETURN(run_, environment_.runs->Find(request.run_id()));
+  RETURN_IF_ERROR(FindRun(request.run_id()));
   ASSIGN_OR_RETURN(FollowOrder order, ToFollowOrder(request, run_->spec()));
   run_->Follow(shared_from_this(), std::move(order));
+  return absl::OkStatus();
+}
+
+absl::Status SubscribeStream::FindRun(const std::string& run_id) {
+  if (environment_.relays != nullptr) {
+    ASSIGN_OR_RETURN(run_, environment_.relays->Find(run_id));
+  } else {
+    ASSIGN_OR_RETURN(run_, environment_.runs->Find(run_id));
+  }
   return absl::OkStatus();
 }
 

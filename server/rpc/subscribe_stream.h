@@ -7,11 +7,13 @@
 
 #include <cstddef>
 #include <memory>
+#include <string>
 
 #include "absl/base/thread_annotations.h"
 
 #include "ballast/v1/follow.grpc.pb.h"
 #include "server/follow/version_sink.h"
+#include "server/follow/version_source.h"
 #include "server/rpc/stream_call.h"
 
 namespace ballast {
@@ -38,11 +40,12 @@ class SubscribeStream final : public StreamCall<grpc::ServerWriteReactor<v1::Ver
 
   SubscribeStream(const RpcEnvironment& environment, grpc::CallbackServerContext* context);
   absl::Status Begin(const grpc::CallbackServerContext& context, const v1::SubscribeRequest& request);
+  absl::Status FindRun(const std::string& run_id);
   void TellGrpc(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) override;
   void OnGone() override;
 
   const RpcEnvironment environment_;
-  std::shared_ptr<Run> run_;
+  std::shared_ptr<VersionSource> run_;
   v1::VersionPart message_;  // gathered, or under way: the strand's until Send, gRPC's until OnWriteDone
   size_t bytes_ = 0;         // of its chunks
   bool large_ = false;       // one of them goes alone

@@ -19,6 +19,7 @@
 
 #include "server/base/strand.h"
 #include "server/follow/followed_series.h"
+#include "server/follow/version_source.h"
 #include "server/run/journal_replay.h"
 #include "server/run/run_history.h"
 #include "server/run/run_status.h"
@@ -33,7 +34,7 @@
 
 namespace ballast {
 
-class Run {
+class Run final : public VersionSource {
  public:
   struct Options {
     RunSpec spec;
@@ -81,9 +82,9 @@ class Run {
 
   // RESOURCE_EXHAUSTED when the memory is not there; nothing is left behind then.
   static absl::StatusOr<std::shared_ptr<Run>> Create(Options options);
-  ~Run();
+  ~Run() override;
 
-  const RunSpec& spec() const { return spec_; }
+  const RunSpec& spec() const override { return spec_; }
   const ChunkSet::Starts& chunk_starts() const { return chunk_starts_; }  // of its ranks' coverage
   const Plan& plan() const { return plan_; }
   // What the bits of its updates over matrices depend on (Device::MatrixProducts); empty: it has none.
@@ -117,13 +118,13 @@ class Run {
   void OnPullGone(std::shared_ptr<WeightSink> sink);
 
   // As in Followers. FAILED_PRECONDITION: the spec has no `follow`, or there are no weights.
-  void Follow(std::shared_ptr<VersionSink> sink, FollowOrder order);
+  void Follow(std::shared_ptr<VersionSink> sink, FollowOrder order) override;
   // Likewise, of versions that have names; without weights there may be names of earlier ones.
   void TagVersion(Followers::TagOrder order, TagKeeper::Done done);
   void UntagVersion(std::string name, absl::AnyInvocable<void(absl::Status)> done);
   void ListVersions(absl::AnyInvocable<void(absl::StatusOr<Followers::VersionList>)> done);
-  void OnVersionSent(std::shared_ptr<VersionSink> sink);
-  void OnFollowerGone(std::shared_ptr<VersionSink> sink);
+  void OnVersionSent(std::shared_ptr<VersionSink> sink) override;
+  void OnFollowerGone(std::shared_ptr<VersionSink> sink) override;
 
   // `done` once the run is held for another to take its place: no step is open, every connected rank has the last
   // one's weights and result, and until Release or TakeOver StepBegins wait, and LoadState and Rewind are UNAVAILABLE.

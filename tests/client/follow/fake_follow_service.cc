@@ -18,6 +18,9 @@ class FakeFollowService::Admin final : public v1::AdminService::Service {
     response->mutable_status()->mutable_plan()->set_chunk_elements(kFollowedChunk);
     return grpc::Status::OK;
   }
+  grpc::Status GetServer(grpc::ServerContext*, const v1::GetServerRequest*, v1::GetServerResponse*) override {
+    return grpc::Status::OK;
+  }
 
   FakeFollowService& daemon_;
 };

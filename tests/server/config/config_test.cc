@@ -100,7 +100,7 @@ TEST_F(ConfigTest, ErrorsInTheFileNameLineAndFix) {
   EXPECT_EQ(ErrorOfFile("listen: 127.0.0.1:1\n\nops_htp:\n  listen: off\n"),
             "ballast.yaml:3: unknown key 'ops_htp'; did you mean 'ops_http'? valid: listen, device, threads, "
             "memory_limit, max_runs, reflection, ops_http, log, limits, drain_timeout, shm_socket, watchdog, "
-            "end_with_stdin, idle_run_timeout, storage, insecure, tls, access");
+            "end_with_stdin, idle_run_timeout, storage, insecure, tls, relay, access");
   EXPECT_EQ(ErrorOfFile("log:\n  levl: info\n"),
             "ballast.yaml:2: unknown key 'log.levl'; did you mean 'level'? valid: level, format");
   EXPECT_EQ(ErrorOfFile("threads: 1\nthreads: 2\n"),
@@ -329,7 +329,9 @@ TEST_F(ConfigTest, PrintedConfigurationIsReadBackTheSame) {
       "  caller_requests: 5\n  caller_failures: 6\nstorage:\n  dir: \"/data\"\n  threads: 3\n  bytes_per_second: "
       "100MiB\n"
       "  on_published: [\"/bin/cp\", \"{folder}\"]\n  on_published_timeout: 5m\n  import_dir: \"/in\"\n"
-      "tls:\n  certificate: \"/c\"\n  key: \"/k\"\n  client_ca: \"\"\n  client_certificates: \"none\"\n";
+      "tls:\n  certificate: \"/c\"\n  key: \"/k\"\n  client_ca: \"\"\n  client_certificates: \"none\"\n"
+      "relay:\n  upstream: \"\"\n  runs: []\n  readers: 65\n  ca: \"\"\n  certificate: \"\"\n  key: \"\"\n  "
+      "token_file: \"\"\n";
   const auto line = ParseCommandLine({"--config", Write(text)}, {});
   ASSERT_TRUE(line.ok()) << line.status();
   EXPECT_EQ(PrintConfig(line->config), text);
