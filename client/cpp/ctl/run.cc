@@ -55,6 +55,16 @@ void PrintProgress(const v1::RunStatus& run, bool keeps_snapshots, std::ostream&
   table.Print(out);
 }
 
+// What is known here of a run that trains elsewhere.
+void PrintRelayed(const v1::RunStatus& run, std::ostream& out) {
+  Table table({kLeft, kLeft});
+  table.Row({"run", absl::StrCat(run.run_id(), ", ", StateText(run))});
+  table.Row({"from", RelayText(run.relay())});
+  table.Row({"followers", FollowText(run.follow())});
+  table.Row({"memory", absl::StrCat(Bytes(run.bytes().following()), " at most, for versions and messages")});
+  table.Print(out);
+}
+
 void PrintMemory(const v1::RunStatus& run, const v1::RunSpec& spec, std::ostream& out) {
   Table table({kLeft, kRight, kRight});
   const auto row = [&](const std::string& kind, uint64_t bytes) {
@@ -96,6 +106,10 @@ int PrintRun(const Invocation& invocation) {
   const auto run = (*client)->GetRun(invocation.arguments[0]);
   if (!run.ok()) return Fail(invocation, run.status());
   if (invocation.json) return PrintJson(invocation, *run);
+  if (run->status().has_relay()) {
+    PrintRelayed(run->status(), invocation.out);
+    return kOk;
+  }
   PrintProgress(run->status(), run->spec().has_rewind(), invocation.out);
   PrintMemory(run->status(), run->spec(), invocation.out);
   PrintLayers(run->status(), invocation.out);

@@ -37,6 +37,12 @@ int PrintStatus(const Invocation& invocation) {
                                     Bytes(server->memory_limit_bytes()))});
   AddDevices(*server, &table);
   table.Row({"runs", absl::StrCat(runs->runs_size(), " of at most ", server->max_runs())});
+  if (server->has_relay()) {
+    const int above = server->relay().above_size();
+    const std::string more =
+        above > 0 ? absl::StrCat(", below ", above, above == 1 ? " more relay" : " more relays") : "";
+    table.Row({"relay of", absl::StrCat(server->relay().upstream(), more)});
+  }
   table.Row({"metrics", server->ops_address().empty()
                             ? "off"
                             : absl::StrCat(server->ops_tls() ? "https://" : "http://", server->ops_address())});

@@ -20,14 +20,24 @@ const NAMES = {
 export const stateWord = (run) => String(run.state).replace("RUN_STATE_", "").toLowerCase();
 
 // Those that train first, then those that may; of each kind the one that made the last step first.
-const BY_STATE = ["training", "idle", "waiting", "finished", "failed"];
+const BY_STATE = ["training", "relayed", "idle", "waiting", "finished", "failed"];
 const sinceStep = (run) => parse(run.since_step_seconds) ?? Infinity;
 export const newestFirst = (runs) => [...runs].sort(
   (a, b) => BY_STATE.indexOf(stateWord(a)) - BY_STATE.indexOf(stateWord(b)) || sinceStep(a) - sinceStep(b) ||
     a.run_id.localeCompare(b.run_id));
 
+// Of a run that trains elsewhere. `relay`, `follow`: as in RunStatus.
+function relayState(relay, follow) {
+  const old = parse(relay.closed_unix_s) ? seconds(Math.floor(Date.now() / 1000 - parse(relay.closed_unix_s))) : NONE;
+  const here = follow?.newest ? `The weights here are of step ${count(parse(follow.newest.step))}, ${old} old.` :
+                                "There are no weights here yet.";
+  if (relay.connected) return {tone: follow?.newest ? "good" : "wait", text: `Relayed from ${relay.upstream}. ${here}`};
+  return {tone: "bad", text: `Nothing comes from ${relay.upstream}: ${relay.failure}. ${here}`};
+}
+
 // What is the matter, and what to do about it. {tone: "good" | "wait" | "bad", text}
 export function stateOf(run) {
+  if (run.relay) return relayState(run.relay, run.follow);
   const again = `delete the run (ballastctl delete ${run.run_id}) and create it again from weights that you saved.`;
   const durable = Number(run.durability?.durable_step ?? 0);
   if (stateWord(run) === "failed" && durable > 0)
