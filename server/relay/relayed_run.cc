@@ -13,18 +13,19 @@ RelayedRun::RelayedRun(Options options)
     : spec_(std::move(options.spec)),
       plan_(std::move(options.plan)),
       chunk_starts_(std::make_shared<const std::vector<uint64_t>>(ChunkStarts(spec_))),
-      readers_(
-          std::make_unique<VersionReaders>(VersionReaders::Environment{.spec = &spec_,
-                                                                       .plan = &plan_,
-                                                                       .chunk_starts = chunk_starts_,
-                                                                       .most = options.readers,
-                                                                       .most_key = "this relay takes (relay.readers)",
-                                                                       .metrics = options.metrics,
-                                                                       .show =
-                                                                           [this](const FollowFigures& figures) {
-                                                                             absl::MutexLock lock(&mu_);
-                                                                             figures_ = figures;
-                                                                           }})),
+      readers_(std::make_unique<VersionReaders>(
+          VersionReaders::Environment{.spec = &spec_,
+                                      .plan = &plan_,
+                                      .chunk_starts = chunk_starts_,
+                                      .most = options.readers,
+                                      .most_key = "this relay takes (relay.readers)",
+                                      .metrics = options.metrics,
+                                      .show =
+                                          [this, metrics = options.metrics](const FollowFigures& figures) {
+                                            metrics->OnFollowers(figures.readers);
+                                            absl::MutexLock lock(&mu_);
+                                            figures_ = figures;
+                                          }})),
       strand_({.name = absl::StrCat("relay:", spec_.run_id).substr(0, 15), .tick = [this] { Tick(); }}) {}
 
 RelayedRun::~RelayedRun() {

@@ -17,7 +17,8 @@ constexpr uint64_t kMostChunkElements = uint64_t{1} << 20;
 v1::RunSpec WhatIsServed(const v1::RunSpec& spec) {
   v1::RunSpec served;
   served.set_run_id(spec.run_id());
-  *served.mutable_follow() = spec.follow();
+  served.mutable_follow()->set_every(spec.follow().every());  // of the weights: averages and names are the upstream's
+  served.mutable_follow()->set_readers(spec.follow().readers());
   for (const v1::TensorSpec& tensor : spec.tensors()) {
     v1::TensorSpec* const made = served.add_tensors();
     made->set_name(tensor.name());

@@ -59,7 +59,7 @@ std::vector<v1::RunStatus> Relays::ListRuns() const {
 
 absl::Status Relays::Refusal() const {
   return absl::FailedPreconditionError(absl::StrCat("this daemon is a relay of ", upstream_,
-                                                    ", and serves versions alone; "
+                                                    ", and serves the newest versions of weights alone; "
                                                     "train, and ask for all else, there"));
 }
 

@@ -31,6 +31,9 @@ SubscribeStream::SubscribeStream(const RpcEnvironment& environment, grpc::Callba
 absl::Status SubscribeStream::Begin(const grpc::CallbackServerContext& context, const v1::SubscribeRequest& request) {
   ASSIGN_OR_RETURN(const Caller caller, Enter(environment_, context, "Subscribe"));
   ASSIGN_OR_RETURN(place_, AdmitStream(environment_, caller, "Subscribe", request.run_id(), &record_));
+  if (environment_.relays != nullptr && (request.has_version() || request.has_average())) {
+    return environment_.relays->Refusal();  // the weights' newest versions are here alone
+  }
   RETURN_IF_ERROR(FindRun(request.run_id()));
   ASSIGN_OR_RETURN(FollowOrder order, ToFollowOrder(request, run_->spec()));
   run_->Follow(shared_from_this(), std::move(order));
