@@ -342,9 +342,8 @@ void Relay::Report(const Failure& failure) {
     if (served_ == nullptr) why_none_ = failure.gone ? told : absl::UnavailableError(told.message());
   }
   Show(/*connected=*/false);
-  if (served_ != nullptr && newest_ == nullptr) {
-    served_->SayWhyNone(absl::IsFailedPrecondition(told) ? told : absl::UnavailableError(told.message()));
-  }
+  // Also where the upstream has no weights yet: by the time that a reader is told so here it may have.
+  if (served_ != nullptr && newest_ == nullptr) served_->SayWhyNone(absl::UnavailableError(told.message()));
   if (std::exchange(reported_, what) == what) return;
   Log(LogLevel::kWarn, "relay_failed", "nothing comes from the upstream; it is tried again",
       {{"run_id", options_.run_id}, {"upstream", options_.relay.upstream}, {"reason", failure.reason}, {"err", what}});

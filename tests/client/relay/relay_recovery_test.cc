@@ -3,6 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <string>
+#include <vector>
+
 #include "tests/client/follow/reader.h"
 #include "tests/client/relay/relay_daemon.h"
 #include "tests/eventually.h"
@@ -16,6 +20,14 @@ using ::testing::IsEmpty;
 
 class RelayRecoveryTest : public ::testing::Test {
  protected:
+  // One that has the first version, which comes whole.
+  std::unique_ptr<Reader> ReaderOfFirst() {
+    upstream_.Say(first_.Whole());
+    auto reader = std::make_unique<Reader>(relay_.address());
+    EXPECT_EQ(reader->Next().step, 1u);
+    reader->Expect(first_);
+    return reader;
+  }
   double Failures(const std::string& reason) const {
     return MetricOf(relay_, "ballast_relay_failures_total{reason=\"" + reason + "\",run_id=\"r\"}").value_or(-1);
   }
@@ -41,19 +53,17 @@ TEST_F(RelayRecoveryTest, VersionsPassAsTheyCame) {
 }
 
 TEST_F(RelayRecoveryTest, DamagedChangesAreAskedForWhole) {
-  upstream_.Say(first_.Whole());
-  Reader reader(relay_.address());
-  reader.Next();
+  const auto reader = ReaderOfFirst();
   VersionParts damaged = second_.ChangesOf(first_);
   damaged[1].mutable_chunk()->set_crc32c(1);
   upstream_.Say(damaged);
   const auto requests = upstream_.AwaitRequests(2);
   EXPECT_FALSE(requests[1].has_have());
   EXPECT_THAT(requests[1].digests(), IsEmpty());
-  reader.Expect(first_);
+  reader->Expect(first_);
   upstream_.Say(second_.Whole());
-  EXPECT_EQ(reader.Next().step, 2u);
-  reader.Expect(second_);
+  EXPECT_EQ(reader->Next().step, 2u);
+  reader->Expect(second_);
   EXPECT_EQ(Failures("damaged"), 1);
 }
 
@@ -64,17 +74,12 @@ TEST_F(RelayRecoveryTest, ATensorWithAnotherDigestIsAskedForAgain) {
   }
   upstream_.Say(wrong);
   upstream_.AwaitRequests(2);
-  upstream_.Say(first_.Whole());
-  Reader reader(relay_.address());
-  reader.Next();
-  reader.Expect(first_);
+  ReaderOfFirst();
   EXPECT_EQ(Failures("damaged"), 1);
 }
 
 TEST_F(RelayRecoveryTest, AfterACutItAsksForWhatHasChangedSince) {
-  upstream_.Say(first_.Whole());
-  Reader reader(relay_.address());
-  reader.Next();
+  const auto reader = ReaderOfFirst();
   const VersionParts changes = second_.ChangesOf(first_);
   upstream_.Say({changes[0], changes[1]});
   upstream_.Cut();
@@ -82,15 +87,13 @@ TEST_F(RelayRecoveryTest, AfterACutItAsksForWhatHasChangedSince) {
   EXPECT_EQ(requests[1].have().step(), 1u);
   EXPECT_EQ(requests[1].digests_size(), static_cast<int>(first_.codes.size()));
   upstream_.Say(changes);
-  EXPECT_EQ(reader.Next().base_step, 1u);
-  reader.Expect(second_);
+  EXPECT_EQ(reader->Next().base_step, 1u);
+  reader->Expect(second_);
 }
 
 // A daemon that was started anew knows no version of before, but what its tensors are.
 TEST_F(RelayRecoveryTest, TensorsThatAreAsTheyWereDoNotComeAgain) {
-  upstream_.Say(first_.Whole());
-  Reader reader(relay_.address());
-  reader.Next();
+  const auto reader = ReaderOfFirst();
   upstream_.Cut();
   upstream_.AwaitRequests(2);
   FollowedRun other = first_;
@@ -101,27 +104,22 @@ TEST_F(RelayRecoveryTest, TensorsThatAreAsTheyWereDoNotComeAgain) {
     if (i != 1) same.push_back(i);
   }
   upstream_.Say(other.Whole(same));
-  const FollowedVersion version = reader.Next();
+  const FollowedVersion version = reader->Next();
   EXPECT_EQ(version.generation, 2u);
   EXPECT_EQ(version.base_step, 1u) << "its readers are sent only what came";
   EXPECT_THAT(version.changed, ::testing::ElementsAre(1u));
-  reader.Expect(other);
+  reader->Expect(other);
 }
 
 TEST_F(RelayRecoveryTest, WhatIsLeftOutUnaskedIsRefused) {
   upstream_.Say(first_.Whole({1}));
   upstream_.AwaitRequests(2);
-  upstream_.Say(first_.Whole());
-  Reader reader(relay_.address());
-  reader.Next();
-  reader.Expect(first_);
+  ReaderOfFirst();
   EXPECT_EQ(Failures("damaged"), 1);
 }
 
 TEST_F(RelayRecoveryTest, AnUpstreamThatIsGoneLeavesWhatThereIs) {
-  upstream_.Say(first_.Whole());
-  Reader reader(relay_.address());
-  reader.Next();
+  const auto reader = ReaderOfFirst();
   upstream_.Shutdown();
   const BareClient client(relay_.address());
   EXPECT_SOON(client.Listed("r").relay().connected(), Eq(false));
@@ -132,15 +130,16 @@ TEST_F(RelayRecoveryTest, AnUpstreamThatIsGoneLeavesWhatThereIs) {
   EXPECT_GE(Failures("unreachable"), 1);
 }
 
-TEST_F(RelayRecoveryTest, ARunWithoutWeightsIsRefusedAsThere) {
+TEST_F(RelayRecoveryTest, ARunWithoutWeightsIsWaitedFor) {
   upstream_.End({grpc::StatusCode::FAILED_PRECONDITION, "no weights yet"});
   upstream_.End({grpc::StatusCode::FAILED_PRECONDITION, "no weights yet"});
   upstream_.AwaitRequests(1);
   const BareClient client(relay_.address());
   EXPECT_SOON(client.Failure("r"), HasSubstr("no weights yet"));
+  EXPECT_SOON(MetricOf(relay_, "ballast_relay_connected{run_id=\"r\"}"), ::testing::Optional(0));
+  Reader reader(relay_.address());
   upstream_.AwaitRequests(3);
   upstream_.Say(first_.Whole());
-  Reader reader(relay_.address());
   reader.Next();
   reader.Expect(first_);
 }
@@ -148,10 +147,7 @@ TEST_F(RelayRecoveryTest, ARunWithoutWeightsIsRefusedAsThere) {
 TEST_F(RelayRecoveryTest, ADaemonThatTakesNoMoreReadersIsAskedWhenItSays) {
   upstream_.End({grpc::StatusCode::RESOURCE_EXHAUSTED, "16 readers follow run 'r'"}, /*retry_after_ms=*/20);
   upstream_.AwaitRequests(2);
-  upstream_.Say(first_.Whole());
-  Reader reader(relay_.address());
-  reader.Next();
-  reader.Expect(first_);
+  ReaderOfFirst();
 }
 
 TEST(RelayUpstreamTest, OneThatIsNotThereYetIsWaitedFor) {
