@@ -157,7 +157,7 @@ TEST(PlanTest, TheKindsMakeUpTheTotal) {
   }
   EXPECT_EQ(bytes.on_device(), on_device);
   EXPECT_EQ(bytes.beside_device(), beside);
-  EXPECT_EQ(bytes.total(), 11111111u);
+  EXPECT_EQ(bytes.total(), 111111111u);
 }
 
 TEST(PlanTest, VersionsForReadersTakeMemoryWhereTheRunMayBeFollowed) {
