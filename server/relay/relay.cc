@@ -17,7 +17,7 @@
 namespace ballast {
 namespace {
 
-constexpr double kConnectTimeoutS = 10, kForeverS = 1e9;
+constexpr double kConnectTimeoutS = 3, kForeverS = 1e9;         // Stop waits for a connection that is being made
 constexpr absl::Duration kPause = absl::Seconds(2);             // where asking again at once is of no use
 constexpr absl::Duration kRoomGlance = absl::Milliseconds(20);  // while a version waits for memory
 

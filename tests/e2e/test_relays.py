@@ -117,19 +117,21 @@ def test_the_page_says_where_a_run_comes_from(tmp_path):
         with relay_of(tmp_path / "relay", root.server, "--relay.runs", f"{RUN},other") as relay, Browser(
             tmp_path
         ) as page:
-            page.open(f"http://{relay.ops}/")
+            page.open(f"http://{relay.ops}/#run={RUN}")
             page.wait_for("document.title !== ''")
             until("it is connected", lambda: f"Relayed from {root.server}" in page.text("#run-state"))
             until("its step is shown", lambda: "The weights here are of step 2" in page.text("#run-state"))
-            page.open(f"http://{relay.ops}/#run=other")
+            page.evaluate("location.hash = 'run=other'")
             until("the other is not there", lambda: f"Nothing comes from {root.server}" in page.text("#run-state"))
             assert page.complaints == []
         trainer.optimizer.close()
 
 
 def test_a_trainer_is_told_where_to_train(tmp_path):
-    with relay_of(tmp_path / "relay", "127.0.0.1:1") as relay:
+    with Daemon(tmp_path) as root, relay_of(tmp_path / "relay", root.server) as relay:
         weights = torch.nn.Parameter(torch.zeros(8))
-        with pytest.raises(ballast.BallastError, match="this daemon is a relay of 127.0.0.1:1"):
-            ballast.SGD([("w", weights)], lr=0.1, server=relay.server, run=RUN).step()
+        weights.sum().backward()
+        optimizer = ballast.SGD([("w", weights)], lr=0.1, server=relay.server, run=RUN)
+        with pytest.raises(ballast.BallastError, match=f"this daemon is a relay of {root.server}"):
+            optimizer.step()
         assert relay.stop() == 0

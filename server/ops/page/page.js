@@ -234,7 +234,7 @@ async function lookAt(runs) {
   choose(run.run_id);
   await askHistory(run.run_id);
   if (chosen.id !== run.run_id) return;
-  chosen.spec ??= await ask(`runs/${encodeURIComponent(run.run_id)}/spec`);
+  if (!run.relay) chosen.spec ??= await ask(`runs/${encodeURIComponent(run.run_id)}/spec`);
   alarm(null);
   showRun(run);
 }
