@@ -29,7 +29,7 @@ TEST(MetricTableTest, ARowHasOneReadingAtMostAndOnlyFamiliesOfARunHaveOne) {
     const MetricReading& reading = family.reading;
     const int readings = (reading.of_run != nullptr) + (reading.of_step != nullptr) + (reading.of_spikes != nullptr) +
                          (reading.of_checkpoint != nullptr) + (reading.of_version != nullptr) +
-                         (reading.of_followers != nullptr);
+                         (reading.of_followers != nullptr) + (reading.of_relay != nullptr);
     EXPECT_EQ(readings > 0, reading.any()) << family.name;
     EXPECT_LE(readings, 1) << family.name;
     if (readings == 0) continue;
