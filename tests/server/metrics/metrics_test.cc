@@ -107,6 +107,8 @@ TEST_F(MetricsTest, EveryFamilyIsShown) {
   metrics_.SetGrantExpiry(1);
   metrics_.SetLastReload("tls", true);
   metrics_.SetConnections(1);
+  const auto relayed = metrics_.AddRelayed("relayed");
+  relayed->OnRelay({.connected = true, .closed_unix_s = 1});
   for (const std::string exposition = metrics_.Serialize(); const MetricFamily& family : kMetricFamilies) {
     EXPECT_THAT(exposition, HasSubstr(absl::StrCat("# TYPE ", family.name, " "))) << family.name;
   }
