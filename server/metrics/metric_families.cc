@@ -93,7 +93,7 @@ std::string DescribeFamilies() {
       "exist, at zero, from its creation on; a gauge exists from its first value on. A run's series are removed a\n"
       "minute after its end, or when more runs than max_runs have ended since. No gauge is ever NaN: non-finite "
       "values\n"
-      "are counted, and the gauge keeps the last finite one. All runs together have 15,000 series at most: a run that\n"
+      "are counted, and the gauge keeps the last finite one. All runs together have 16,000 series at most: a run that\n"
       "would have more is refused, and the series of ended runs, of which those that ended first go first, are "
       "removed\n"
       "as soon as they would be more.\n";

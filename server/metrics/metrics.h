@@ -158,7 +158,7 @@ class Metrics {
   // Series of all runs together, at most, those that have ended among them: a scrape of so many takes half of the 50 ms
   // that tests/bench/scrape.py allows. Admission sees to it for the runs that there are; one that was deleted counts
   // beside them until the last that holds it, a stream or a request, lets go.
-  static constexpr uint64_t kMostSeries = 15000;
+  static constexpr uint64_t kMostSeries = 16000;
 
   // Counters and histograms exist, at zero, from here on, and gauges from their first value on. The series go a minute
   // after the result's end, or when too many others have ended since, or when their place among kMostSeries is needed,
