@@ -8,8 +8,6 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 
-#include "client/cpp/follow/version_tags.h"
-
 namespace ballast {
 namespace {
 
@@ -102,7 +100,7 @@ absl::StatusOr<std::unique_ptr<DaemonSubscriber>> DaemonSubscriber::Open(ClientO
   if (!run.ok()) return run.status();
   if (auto s = CheckFollowed(**connection, run->spec(), subscription); !s.ok()) return s;
   if (!subscription.tag.empty()) {
-    if (auto s = CheckTag(**connection, subscription.run_id, subscription.tag); !s.ok()) return s;
+    if (auto s = CheckRollback(**connection, subscription, subscription.tag); !s.ok()) return s;
   }
   auto weights = FollowedWeights::Create(run->spec(), run->status().plan().chunk_elements());
   if (!weights.ok()) return weights.status();
@@ -139,55 +137,6 @@ absl::StatusOr<std::optional<FollowedVersion>> DaemonSubscriber::Next(double tim
 }
 
 bool DaemonSubscriber::Await(double timeout_s) { return exchange_.Await(absl::Seconds(timeout_s)); }
-
-absl::Status DaemonSubscriber::CheckReading(uint32_t tensor) const {
-  if (!readable()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("no version of run '", subscription_.run_id,
-                     "' is here: none has come yet, or one comes whole just now; wait in Next until it returns one"));
-  }
-  return weights_.tensors().CheckIndex(tensor);
-}
-
-absl::StatusOr<FollowedTensor> DaemonSubscriber::Served(uint32_t tensor) const {
-  if (auto s = CheckReading(tensor); !s.ok()) return s;
-  return FollowedTensor{
-      .format = weights_.tensors()[tensor].serving, .codes = weights_.codes(tensor), .scales = weights_.scales(tensor)};
-}
-
-absl::Status DaemonSubscriber::Read(uint32_t tensor, absl::Span<std::byte> out) const {
-  if (auto s = CheckReading(tensor); !s.ok()) return s;
-  if (out.size() != weights_.read_bytes(tensor)) {
-    return absl::InvalidArgumentError(absl::StrCat("reading ", weights_.tensors().Name(tensor), ": got room for ",
-                                                   out.size(), " bytes, wanted ", weights_.read_bytes(tensor), " (",
-                                                   weights_.tensors()[tensor].dtype, ")"));
-  }
-  return weights_.Read(tensor, out.data());
-}
-
-absl::StatusOr<uint64_t> DaemonSubscriber::CountChanged(uint32_t tensor) const {
-  if (auto s = CheckReading(tensor); !s.ok()) return s;
-  if (!changed_) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("the subscription to run '", subscription_.run_id,
-                     "' does not mark which elements have changed: open it with marks_changed"));
-  }
-  return changed_->Count(tensor);
-}
-
-absl::Status DaemonSubscriber::ReadChanged(uint32_t tensor, absl::Span<int64_t> places,
-                                           absl::Span<std::byte> values) const {
-  const auto count = CountChanged(tensor);
-  if (!count.ok()) return count.status();
-  const uint64_t bytes = *count * FormatBytes(weights_.tensors()[tensor].dtype);
-  if (places.size() != *count || values.size() != bytes) {
-    return absl::InvalidArgumentError(absl::StrCat("reading what has changed of ", weights_.tensors().Name(tensor),
-                                                   ": got room for ", places.size(), " places and ", values.size(),
-                                                   " bytes of values, wanted ", *count, " and ", bytes));
-  }
-  changed_->Places(tensor, places.data());
-  return weights_.Read(tensor, places, values.data());
-}
 
 // --- the receiver's thread -------------------------------------------------------------------------------------------
 

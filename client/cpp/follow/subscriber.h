@@ -113,7 +113,7 @@ class Subscriber {
   virtual absl::Status ReadChanged(uint32_t tensor, absl::Span<int64_t> places, absl::Span<std::byte> values) const = 0;
   // Goes to the version of this name (v1::FollowService.TagVersion) and stays there: Next returns it, as a version with that
   // `tag`, and then none, until Resume. One that had come already may be returned before it. NOT_FOUND, with the names that
-  // there are, FAILED_PRECONDITION: it cannot be read; then all is as before. From any thread.
+  // there are, FAILED_PRECONDITION: it cannot be read; INVALID_ARGUMENT: the subscription is to an average; then all is as before. From any thread.
   virtual absl::Status Rollback(const std::string& tag) = 0;
   // Goes on with the newest versions. From any thread.
   virtual void Resume() = 0;

@@ -2,7 +2,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <cstdio>
 #include <limits>
 #include <map>
 #include <set>
@@ -98,8 +97,7 @@ TEST_F(MetricsTest, EveryFamilyIsShown) {
   const auto run = metrics_.AddRun(Labels("a"));
   run->OnStep(Step(1));
   SayTheRest(run.get());
-  metrics_.SetMemory("cpu", {}, 1);
-  metrics_.SetMemory("cuda:0", {}, 1);
+  for (const char* device : {"cpu", "cuda:0"}) metrics_.SetMemory(device, {}, 1);
   metrics_.SetStorage(1, 2);
   metrics_.SetCertificate("certificate", 1, 2);
   metrics_.OnRestore(1);
