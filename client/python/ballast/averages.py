@@ -37,13 +37,13 @@ def as_decays(given: Any) -> tuple[float, ...]:
 class Averages:
     """What an optimizer reads of its run's averages. One thread at a time.
 
-    inside: the decay of the average that the parameters have now; None: they have the weights.
+    steps: the optimizer's, which holds this. inside: the decay of the average that the parameters have now; None: they have the
+        weights.
     """
 
-    def __init__(self, decays: tuple[float, ...], steps: Steps):
+    def __init__(self, decays: tuple[float, ...]):
         self.decays = decays
         self.inside: float | None = None
-        self._steps = steps
 
     def refuse_within(self, what: str) -> None:
         """Rejected while the parameters have an average."""
@@ -54,20 +54,20 @@ class Averages:
                 "FAILED_PRECONDITION",
             )
 
-    def read(self, decay: float | None) -> dict[str, Tensor]:
+    def read(self, steps: Steps, decay: float | None) -> dict[str, Tensor]:
         """By the tensors' names, in fp32 on the CPU; of a sharded parameter a DTensor as it is."""
-        with self._steps.lock, self._steps.following():
-            session, chosen = self._session(decay)
+        with steps.lock, steps.following():
+            session, chosen = self._session(steps, decay)
             bindings = session.weights.bindings
             averages = session.weights.average(chosen, bindings)
             session.weights.check_current()
             return {b.name: like(b.parameter, averages[b.index]) for b in bindings}
 
     @contextmanager
-    def swapped(self, decay: float | None) -> Iterator[None]:
-        with self._steps.lock, self._steps.following():
+    def swapped(self, steps: Steps, decay: float | None) -> Iterator[None]:
+        with steps.lock, steps.following():
             self.refuse_within("average()")
-            session, chosen = self._session(decay)
+            session, chosen = self._session(steps, decay)
             weights, bindings = session.weights, session.weights.bindings
             for binding in bindings:
                 _refuse_swap(binding)
@@ -75,7 +75,7 @@ class Averages:
             untouched = [b for b in bindings if not b.last_seen.touched]
             self.inside = chosen
         try:
-            with self._steps.lock, self._steps.following():
+            with steps.lock, steps.following():
                 for some in portions(bindings):
                     averages = weights.average(chosen, some)
                     for binding in some:
@@ -83,23 +83,23 @@ class Averages:
                 weights.check_current()
             yield
         finally:
-            with self._steps.lock:
+            with steps.lock:
                 self.inside = None
-                if self._steps.joined().weights is weights:  # else the parameters have those that the run went back to
+                if steps.joined().weights is weights:  # else the parameters have those that the run went back to
                     for binding in bindings:
                         _write(binding, kept[binding.index])
                     for binding in untouched:
                         binding.last_seen.note()
 
-    def _session(self, decay: float | None) -> tuple[Session, float]:
+    def _session(self, steps: Steps, decay: float | None) -> tuple[Session, float]:
         if decay is None and len(self.decays) == 1:
             decay = self.decays[0]
         if decay not in self.decays or decay is None:
             kept = f"it keeps {list(self.decays)}" if self.decays else "it keeps none: give the optimizer ema=[0.999]"
             asked = "which average: name its decay" if decay is None else f"no average with the decay {decay}"
             raise Rejected(f"{asked}; {kept}")
-        self._steps.wait()
-        session = self._steps.joined()
+        steps.wait()
+        session = steps.joined()
         session.weights.require()
         if session.step_open:
             raise Rejected(
@@ -146,7 +146,7 @@ class Averaging:
         (averaged() has its average). Within the block no gradient is taken; pull() and rewind()
         end it early: the parameters have the weights then.
         """
-        with self._steps.averages.swapped(decay):
+        with self._steps.averages.swapped(self._steps, decay):
             yield
 
     def averaged(self, decay: float | None = None) -> dict[str, Tensor]:
@@ -155,4 +155,4 @@ class Averaging:
 
             ema_model.load_state_dict(optimizer.averaged(0.999), strict=False)  # of an optimizer of named_parameters()
         """
-        return self._steps.averages.read(decay)
+        return self._steps.averages.read(self._steps, decay)

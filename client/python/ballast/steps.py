@@ -79,7 +79,7 @@ class Steps:
         self.hooks = TorchHooks(self.receive, self.before_read, self.before_forward, overlap, self)
         self._forwards = SharedForwards(parameters, membership, starting_state)
         self._replacements = Replacements(settings.rank.run, parameters, membership, starting_state, self.hooks)
-        self.averages = Averages(settings.step_rules.averages, self)
+        self.averages = Averages(settings.step_rules.averages)
         self.growth = Growth(settings, parameters, membership, self._hyperparameters, self.hooks)
         self._announced = Announced()
         self._sent = SentGradients()
