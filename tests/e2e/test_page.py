@@ -185,7 +185,7 @@ def test_every_section_says_what_the_run_does(page):
     assert re.search(r"EDQ: last [\d.]+ %, .*unchanged: last [\d.]+ %", quality), quality
     shows(page, "#times .readout", r"receive [\d.]+ (ms|µs|s)")
     shows(page, "#throughput", r"Push\s+[\d.]+ [KM]?i?B/s")
-    shows(page, "#bytes", r"1 weights\s+[\d.]+ KiB", r"6 snapshots\s+[\d.]+ KiB", r"7 client_state\s+[\d.]+ MiB")
+    shows(page, "#bytes", r"1 weights\s+[\d.]+ KiB", r"7 snapshots\s+[\d.]+ KiB", r"8 client_state\s+[\d.]+ MiB")
     shows(page, "#ranks", "connected, transport")
     shows(page, "#events", "Step 110 skipped: nonfinite", "RMS_t of")
     assert page.complaints == []
