@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -108,6 +109,16 @@ def test_what_is_wrong_is_named(fake: FakeFollow, tmp_path: Path, monkeypatch: p
         without.end(grpc.StatusCode.FAILED_PRECONDITION, "no follow")
         with pytest.raises(ballast.Rejected, match="nobody may follow it: begin a run with follow=True"):
             ballast.Subscriber(without.server, "r")
+
+
+def test_a_reader_goes_when_nobody_has_it(fake: FakeFollow) -> None:
+    fake.whole(weights_at(1), 1)
+    reader = ballast.Subscriber(fake.server, "r", patches=True)
+    next(reader)
+    assert len(list(reader.patches())) == len(weights_at(1))
+    there = weakref.ref(reader)
+    del reader
+    assert there() is None
 
 
 def test_a_deleted_run_ends_the_reader(fake: FakeFollow) -> None:

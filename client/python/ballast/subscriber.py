@@ -121,7 +121,8 @@ class Subscriber(Uncopyable):
             address, self.run, every, bool(patches), *waits, *files, tag=at or "", average=average
         )
         self._number = 0  # of the version that is here
-        self._here: Version | None = None
+        self._changed: tuple[str, ...] = ()  # names, in it
+        self._came_whole = False
         self._places: dict[str, int] = {}
         self.specs: list[tuple[str, str, tuple[int, ...]]] = []  # by tensor: name, dtype, shape
         self._learn()
@@ -162,10 +163,10 @@ class Subscriber(Uncopyable):
         All have indices, or, where the version came whole (base_step is None), none has. For an engine that has what the reader
         had: with the first version it gets all. Where a tensor's scale has changed (int8), its elements come as changed.
         Rejected without patches=True, and once next() was called again."""
-        version, number = self._here, self._number
-        for name in () if version is None else version.changed:
+        number, whole = self._number, self._came_whole
+        for name in self._changed:
             self._expect(number, f"a patch of tensor '{name}'")
-            yield self._patch(name, whole=version is not None and version.base_step is None)
+            yield self._patch(name, whole)
 
     def write(self, parameters: FollowedParameters, names: Iterable[str]) -> None:
         """Puts the weights of the tensors of these names into `parameters`."""
@@ -197,11 +198,13 @@ class Subscriber(Uncopyable):
         if fields["respecified"]:
             self._learn()
         self._number += 1
-        self._here = Version(
+        self._changed = tuple(self.specs[i][0] for i in fields["changed"])
+        self._came_whole = fields["base_step"] is None
+        return Version(
             step=fields["step"],
             generation=fields["generation"],
             base_step=fields["base_step"],
-            changed=tuple(self.specs[i][0] for i in fields["changed"]),
+            changed=self._changed,
             changed_ratio=fields["changed_elements"] / max(1, fields["elements"]),
             received_bytes=fields["received_bytes"],
             whole_bytes=fields["whole_bytes"],
@@ -210,7 +213,6 @@ class Subscriber(Uncopyable):
             tensors=Tensors(self, self._number),
             tag=fields["tag"] or None,
         )
-        return self._here
 
     def _learn(self) -> None:
         self.specs = self._core.tensors()
