@@ -48,6 +48,8 @@ absl::Status CheckGradient(const v1::Gradient& gradient, uint64_t payload_bytes,
 // The chunks of a batch, or the one chunk of a message without a batch. Moves the data out of the message.
 absl::StatusOr<std::vector<LoadChunk>> ToLoadChunks(v1::LoadStateRequest* request, const RunSpec& spec);
 
+// The tensors of a Pull: those that it names, or all.
+absl::StatusOr<std::vector<uint32_t>> ToTensors(const v1::PullRequest& request, const RunSpec& spec);
 // The slots of a Pull that names them, or weights; each at most once.
 absl::StatusOr<std::vector<StateSlot>> ToStateSlots(const v1::PullRequest& request);
 // The average with this decay, or, where there is no decay, the weights. INVALID_ARGUMENT lists those that there are.
@@ -72,6 +74,7 @@ absl::StatusOr<FollowOrder> ToFollowOrder(const v1::SubscribeRequest& request, c
 // Of a request with `version`.
 absl::StatusOr<FollowOrder> ToFollowOrder(const v1::PullRequest& request, const RunSpec& spec);
 absl::StatusOr<Followers::TagOrder> ToTagOrder(const v1::TagVersionRequest& request);
+VersionId ToVersionId(const v1::VersionId& id);
 v1::VersionId FromVersionId(const VersionId& id);
 v1::TaggedVersion FromTag(const VersionTag& tag);
 v1::ListVersionsResponse FromVersions(const Followers::VersionList& list);

@@ -1,5 +1,6 @@
 // Payload messages: gradients, and uploaded weights and state.
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -129,6 +130,21 @@ absl::Status CheckGradient(const v1::Gradient& g, uint64_t payload_bytes, const 
   *reason = "malformed";
   RETURN_IF_ERROR(CheckFormat(g, spec));
   return CheckPartSize(spec, {g.tensor(), g.chunk()}, spec.tensors[g.tensor()].gradient_format, payload_bytes);
+}
+
+absl::StatusOr<std::vector<uint32_t>> ToTensors(const v1::PullRequest& request, const RunSpec& spec) {
+  const size_t count = spec.tensors.size();
+  std::vector<uint32_t> tensors(request.tensors().begin(), request.tensors().end());
+  if (tensors.empty()) {
+    tensors.resize(count);
+    std::iota(tensors.begin(), tensors.end(), 0);
+  }
+  for (const uint32_t tensor : tensors) {
+    if (tensor < count) continue;
+    return absl::InvalidArgumentError(absl::StrCat("tensor ", tensor, ": run '", spec.run_id, "' has ", count,
+                                                   " tensors, numbered from 0 in the order of its spec"));
+  }
+  return tensors;
 }
 
 absl::StatusOr<std::vector<StateSlot>> ToStateSlots(const v1::PullRequest& request) {

@@ -10,10 +10,6 @@ namespace {
 
 constexpr uint32_t kMostFollowers = 1024, kMostTags = 256;
 
-VersionId ToVersionId(const v1::VersionId& id) {
-  return {.epoch = id.epoch(), .generation = id.generation(), .step = id.step()};
-}
-
 absl::Status CheckTagName(const std::string& name) {
   if (IsTagName(name)) return absl::OkStatus();
   return absl::InvalidArgumentError(
@@ -29,6 +25,10 @@ absl::StatusOr<VersionChoice> ToVersionChoice(const v1::VersionChoice& choice) {
 }
 
 }  // namespace
+
+VersionId ToVersionId(const v1::VersionId& id) {
+  return {.epoch = id.epoch(), .generation = id.generation(), .step = id.step()};
+}
 
 absl::Status TakeFollow(const v1::RunSpec& spec, RunSpec* made) {
   if (!spec.has_follow()) return absl::OkStatus();
@@ -83,33 +83,25 @@ absl::StatusOr<FollowOrder> ToFollowOrder(const v1::SubscribeRequest& request, c
 }
 
 absl::StatusOr<FollowOrder> ToFollowOrder(const v1::PullRequest& request, const RunSpec& spec) {
-  if (request.step() != 0 || request.slots_size() > 0 || request.parts_size() > 0) {
+  if (request.step() != 0 || request.slots_size() > 0 || request.parts_size() > 0 || request.has_average()) {
     return absl::InvalidArgumentError(
-        "version is whole tensors as they were served after a step: leave out `step`, `slots` and `parts`, or version");
+        "version is whole tensors of the weights as they were served after a step: leave out `step`, `slots`, `parts` "
+        "and "
+        "`average`, or version");
   }
   FollowOrder order;
   ASSIGN_OR_RETURN(order.version, ToVersionChoice(request.version()));
-  const size_t count = spec.tensors.size();
-  const auto asked = static_cast<size_t>(request.tensors().empty() ? count : request.tensors_size());
+  ASSIGN_OR_RETURN(const std::vector<uint32_t> tensors, ToTensors(request, spec));
   const auto digests = static_cast<size_t>(request.digests_size());
-  if (digests != 0 && digests != asked) {
+  if (digests != 0 && digests != tensors.size()) {
     return absl::InvalidArgumentError(
-        absl::StrCat(digests, " digests for ", asked, " tensors; wanted: one for each, or none"));
+        absl::StrCat(digests, " digests for ", tensors.size(), " tensors; wanted: one for each, or none"));
   }
-  if (request.tensors().empty()) {
-    order.digests.assign(request.digests().begin(), request.digests().end());
-    return order;
-  }
-  order.tensors.resize(count);
-  if (digests != 0) order.digests.resize(count);
-  for (int k = 0; k < request.tensors_size(); ++k) {
-    const uint32_t tensor = request.tensors(k);
-    if (tensor >= count) {
-      return absl::InvalidArgumentError(absl::StrCat("tensor ", tensor, ": run '", spec.run_id, "' has ", count,
-                                                     " tensors, numbered from 0 in the order of its spec"));
-    }
-    order.tensors[tensor] = true;
-    if (digests != 0) order.digests[tensor] = request.digests(k);
+  order.tensors.resize(spec.tensors.size());
+  if (digests != 0) order.digests.resize(spec.tensors.size());
+  for (size_t k = 0; k < tensors.size(); ++k) {
+    order.tensors[tensors[k]] = true;
+    if (digests != 0) order.digests[tensors[k]] = request.digests(static_cast<int>(k));
   }
   return order;
 }

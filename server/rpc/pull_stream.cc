@@ -1,6 +1,5 @@
 #include "server/rpc/pull_stream.h"
 
-#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -47,12 +46,7 @@ absl::Status CheckSeries(const PullOrder& order) {
 
 PullStream* PullStream::Start(const RpcEnvironment& environment, grpc::CallbackServerContext* context,
                               const v1::PullRequest& request) {
-  std::shared_ptr<PullStream> stream(new PullStream(environment, context));
-  stream->HoldUntilDone(stream);
-  stream->record_.set_run_id(request.run_id());
-  const absl::Status begun = stream->Begin(*context, request);
-  if (!begun.ok()) stream->End(begun);
-  return stream.get();
+  return StartOf<PullStream>(environment, context, request);
 }
 
 PullStream::PullStream(const RpcEnvironment& environment, grpc::CallbackServerContext* context)
@@ -63,18 +57,8 @@ absl::Status PullStream::Begin(const grpc::CallbackServerContext& context, const
   ASSIGN_OR_RETURN(place_, AdmitStream(environment_, caller, "Pull", request.run_id(), &record_));
   ASSIGN_OR_RETURN(run_, environment_.runs->Find(request.run_id()));
   gathers_ = request.takes_batches();
-  const size_t count = run_->spec().tensors.size();
-  std::vector<uint32_t> tensors(request.tensors().begin(), request.tensors().end());
-  if (tensors.empty()) {
-    tensors.resize(count);
-    std::iota(tensors.begin(), tensors.end(), 0);
-  }
-  for (const uint32_t tensor : tensors) {
-    if (tensor < count) continue;
-    return absl::InvalidArgumentError(absl::StrCat("tensor ", tensor, ": run '", request.run_id(), "' has ", count,
-                                                   " tensors, numbered from 0 in the order of its spec"));
-  }
-  PullOrder order{.tensors = std::move(tensors), .step = request.step()};
+  PullOrder order{.step = request.step()};
+  ASSIGN_OR_RETURN(order.tensors, ToTensors(request, run_->spec()));
   order.digests.assign(request.digests().begin(), request.digests().end());
   ASSIGN_OR_RETURN(order.slots, ToStateSlots(request));
   ASSIGN_OR_RETURN(order.parts, ToParts(request, order.slots, run_->spec(), run_->chunk_starts()));

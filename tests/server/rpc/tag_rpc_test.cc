@@ -294,6 +294,9 @@ TEST_F(TagRpcTest, RefusesByName) {
   both.set_step(1);
   EXPECT_THAT(Refused(Pull(both, &answer), grpc::INVALID_ARGUMENT), HasSubstr("leave out `step`"));
   both = PullOf("good");
+  both.set_average(0.5);
+  EXPECT_THAT(Refused(Pull(both, &answer), grpc::INVALID_ARGUMENT), HasSubstr("`average`, or version"));
+  both = PullOf("good");
   both.add_tensors(7);
   EXPECT_THAT(Refused(Pull(both, &answer), grpc::INVALID_ARGUMENT), HasSubstr("tensor 7: run 'r1' has 3"));
   both = PullOf("good");
