@@ -33,6 +33,7 @@ class PullStream final : public StreamCall<grpc::ServerWriteReactor<v1::Weights>
   void OnWriteDone(bool ok) override;
 
  private:
+  friend StreamCall<grpc::ServerWriteReactor<v1::Weights>>;  // StartOf
   using Reactor = grpc::ServerWriteReactor<v1::Weights>;
 
   PullStream(const RpcEnvironment& environment, grpc::CallbackServerContext* context);

@@ -39,6 +39,18 @@ class StreamCall : public GrpcReactor {
   StreamCall(Metrics* metrics, const char* method, const std::string& peer, grpc::CallbackServerContext* context)
       : record_(metrics, method, peer), context_(context) {}
 
+  // Makes the call of one request: a Stream, of the environment and the context, whose Begin says what is wrong with it.
+  template <class Stream, class Request>
+  static Stream* StartOf(const RpcEnvironment& environment, grpc::CallbackServerContext* context,
+                         const Request& request) {
+    const std::shared_ptr<Stream> stream(new Stream(environment, context));
+    stream->HoldUntilDone(stream);
+    stream->record_.set_run_id(request.run_id());
+    const absl::Status begun = stream->Begin(*context, request);
+    if (!begun.ok()) stream->End(begun);
+    return stream.get();
+  }
+
   // Holds the object until OnDone; first of all.
   void HoldUntilDone(std::shared_ptr<void> self) { self_ = std::move(self); }
   void End(const absl::Status& status) {

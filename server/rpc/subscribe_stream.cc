@@ -17,12 +17,7 @@ constexpr int64_t kAskAgainMs = 1000;
 
 SubscribeStream* SubscribeStream::Start(const RpcEnvironment& environment, grpc::CallbackServerContext* context,
                                         const v1::SubscribeRequest& request) {
-  std::shared_ptr<SubscribeStream> stream(new SubscribeStream(environment, context));
-  stream->HoldUntilDone(stream);
-  stream->record_.set_run_id(request.run_id());
-  const absl::Status begun = stream->Begin(*context, request);
-  if (!begun.ok()) stream->End(begun);
-  return stream.get();
+  return StartOf<SubscribeStream>(environment, context, request);
 }
 
 SubscribeStream::SubscribeStream(const RpcEnvironment& environment, grpc::CallbackServerContext* context)

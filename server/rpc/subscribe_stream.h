@@ -36,6 +36,7 @@ class SubscribeStream final : public StreamCall<grpc::ServerWriteReactor<v1::Ver
   void OnWriteDone(bool ok) override;
 
  private:
+  friend StreamCall<grpc::ServerWriteReactor<v1::VersionPart>>;  // StartOf
   using Reactor = grpc::ServerWriteReactor<v1::VersionPart>;
 
   SubscribeStream(const RpcEnvironment& environment, grpc::CallbackServerContext* context);

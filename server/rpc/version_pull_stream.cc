@@ -17,12 +17,7 @@ constexpr int64_t kPullAgainMs = 1000;
 
 VersionPullStream* VersionPullStream::Start(const RpcEnvironment& environment, grpc::CallbackServerContext* context,
                                             const v1::PullRequest& request) {
-  std::shared_ptr<VersionPullStream> stream(new VersionPullStream(environment, context));
-  stream->HoldUntilDone(stream);
-  stream->record_.set_run_id(request.run_id());
-  const absl::Status begun = stream->Begin(*context, request);
-  if (!begun.ok()) stream->End(begun);
-  return stream.get();
+  return StartOf<VersionPullStream>(environment, context, request);
 }
 
 VersionPullStream::VersionPullStream(const RpcEnvironment& environment, grpc::CallbackServerContext* context)

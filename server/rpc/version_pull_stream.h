@@ -34,6 +34,7 @@ class VersionPullStream final : public StreamCall<grpc::ServerWriteReactor<v1::W
   void OnWriteDone(bool ok) override;
 
  private:
+  friend StreamCall<grpc::ServerWriteReactor<v1::Weights>>;  // StartOf
   using Reactor = grpc::ServerWriteReactor<v1::Weights>;
 
   VersionPullStream(const RpcEnvironment& environment, grpc::CallbackServerContext* context);
