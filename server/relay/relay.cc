@@ -36,33 +36,7 @@ ClientOptions OptionsOf(const Config::Relay& relay, const std::string& run_id, c
           .interrupted = [stop] { return stop->HasBeenNotified(); }};
 }
 
-v1::VersionId FromId(const VersionId& id) {
-  v1::VersionId out;
-  out.set_epoch(id.epoch);
-  out.set_generation(id.generation);
-  out.set_step(id.step);
-  return out;
-}
-
 }  // namespace
-
-// A call that Stop ends.
-class Relay::CancellableCall {
- public:
-  explicit CancellableCall(Relay* relay) : relay_(*relay) {
-    absl::MutexLock lock(&relay_.mu_);
-    relay_.call_ = &context;
-    if (relay_.stop_.HasBeenNotified()) context.TryCancel();
-  }
-  ~CancellableCall() {
-    absl::MutexLock lock(&relay_.mu_);
-    relay_.call_ = nullptr;
-  }
-  grpc::ClientContext context;
-
- private:
-  Relay& relay_;
-};
 
 Relay::Relay(Options options)
     : options_(std::move(options)),
@@ -183,7 +157,7 @@ absl::Status Relay::Connect() {
 template <typename Request, typename Response>
 absl::Status Relay::Ask(grpc::Status (v1::AdminService::Stub::*method)(grpc::ClientContext*, const Request&, Response*),
                         const Request& request, Response* response) {
-  CancellableCall call(this);
+  ScopedCall call(&mu_, &call_, [this] { return stop_.HasBeenNotified(); });
   call.context.set_deadline(absl::ToChronoTime(absl::Now() + Connection::kCallTimeout));
   return FromGrpc((connection_->admin().*method)(&call.context, request, response), call.context);
 }
@@ -225,7 +199,7 @@ Relay::Failure Relay::Begin(const v1::GetRunResponse& answer, RunSpec spec) {
 }
 
 Relay::Failure Relay::Receive() {
-  CancellableCall call(this);
+  ScopedCall call(&mu_, &call_, [this] { return stop_.HasBeenNotified(); });
   const auto reader = connection_->follow().Subscribe(&call.context, WhatToSend());
   if (!refused_) Show(/*connected=*/true);
   if (newest_ == nullptr) served_->SayWhyNone(absl::OkStatus());
@@ -254,7 +228,7 @@ v1::SubscribeRequest Relay::WhatToSend() const {
   v1::SubscribeRequest request;
   request.set_run_id(options_.run_id);
   if (!trusted_) return request;
-  *request.mutable_have() = FromId(newest_->id);
+  *request.mutable_have() = FromVersionId(newest_->id);
   request.mutable_digests()->Add(newest_->digests.begin(), newest_->digests.end());
   return request;
 }
@@ -276,7 +250,7 @@ absl::Status Relay::Take(const v1::VersionPart& part) {
 
 absl::Status Relay::TakeBegin(const v1::VersionBegin& begin) {
   if (incoming_) return absl::InternalError("a version began before the one before it ended");
-  const auto have = trusted_ ? std::optional(FromId(newest_->id)) : std::nullopt;
+  const auto have = trusted_ ? std::optional(FromVersionId(newest_->id)) : std::nullopt;
   auto incoming = IncomingVersion::Begin(begin, have, tensors_, whole_bytes_);
   if (!incoming.ok()) return incoming.status();
   while (!served_->HasRoom()) {

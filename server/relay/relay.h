@@ -26,6 +26,7 @@
 #include "client/cpp/follow/incoming_version.h"
 #include "client/cpp/transport/connection.h"
 #include "client/cpp/transport/retry.h"
+#include "client/cpp/transport/scoped_call.h"
 #include "client/cpp/wire/tensor_table.h"
 #include "server/config/config.h"
 #include "server/metrics/metrics.h"
@@ -66,7 +67,6 @@ class Relay {
     const char* reason = "";  // as of ballast_relay_failures_total
     bool gone = false;        // there is nothing to serve any more
   };
-  class CancellableCall;
 
   // --- the relay's thread ---
   void Loop();

@@ -8,14 +8,12 @@
 #include "proto/changes.h"
 #include "proto/checksum.h"
 
+#include "client/cpp/follow/incoming_version.h"
+#include "server/convert/convert.h"
 #include "server/plan/plan.h"
 
 namespace ballast {
 namespace {
-
-VersionId IdOf(const v1::VersionId& id) {
-  return {.epoch = id.epoch(), .generation = id.generation(), .step = id.step()};
-}
 
 // Whether it has all codes of its chunk, as they are.
 bool IsWhole(const v1::ChangedChunk& chunk) {
@@ -33,7 +31,8 @@ VersionAssembly::VersionAssembly(const RelayedRun& run, const v1::VersionBegin& 
       whole_(!begin.has_base()),
       before_(std::move(before)),
       came_(spec_.tensors.size()) {
-  *version_ = {.id = IdOf(begin.id()), .number = last + 1 + begin.skipped(), .closed_unix_s = begin.closed_unix_s()};
+  *version_ = {
+      .id = ToVersionId(begin.id()), .number = last + 1 + begin.skipped(), .closed_unix_s = begin.closed_unix_s()};
   if (before_ == nullptr) {
     version_->pieces.resize(chunk_starts_.back());
     version_->digests.resize(spec_.tensors.size());
@@ -69,13 +68,8 @@ VersionPiecePtr VersionAssembly::PieceOf(const v1::ChangedChunk& chunk, VersionP
   std::vector<float> scales(chunk.scales().begin(), chunk.scales().end());
   auto memory = std::make_unique_for_overwrite<std::byte[]>(size);
   if (before != nullptr) std::memcpy(memory.get(), before->memory.get(), size);
-  const ChangesView changes{.position_coding = static_cast<PositionCoding>(chunk.position_coding()),
-                            .value_coding = static_cast<ValueCoding>(chunk.value_coding()),
-                            .count = chunk.count(),
-                            .positions = chunk.positions(),
-                            .values = chunk.values()};
   const absl::Span<std::byte> codes(memory.get(), size);
-  if (auto s = ApplyChanges(changes, width, codes); !s.ok()) {
+  if (auto s = ApplyChanges(ChangesIn(chunk), width, codes); !s.ok()) {
     *status = absl::Status(s.code(), absl::StrCat("'", t.name, "', chunk ", chunk.chunk(), ": ", s.message()));
     return nullptr;
   }

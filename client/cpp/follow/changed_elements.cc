@@ -1,8 +1,11 @@
 #include "client/cpp/follow/changed_elements.h"
 
 #include <bit>
+#include <utility>
 
 #include "proto/changes.h"
+
+#include "client/cpp/follow/incoming_version.h"
 
 namespace ballast {
 
@@ -16,7 +19,12 @@ ChangedElements::ChangedElements(const TensorTable& tensors) : tensors_(tensors)
   bits_.assign(end, 0);
 }
 
+void ChangedElements::EndVersion() {
+  if (std::exchange(ended_, true)) Clear();  // nothing came
+}
+
 void ChangedElements::Add(const v1::ChangedChunk& chunk) {
+  if (std::exchange(ended_, false)) Clear();
   const ShardPiece piece = tensors_.PieceOf(chunk.tensor(), chunk.chunk());
   uint64_t* const bits = bits_.data() + begins_[chunk.tensor()];
   const auto mark = [&](uint64_t place) {
@@ -26,12 +34,7 @@ void ChangedElements::Add(const v1::ChangedChunk& chunk) {
     for (uint64_t place = 0; place < piece.size(); ++place) mark(place);
     return;
   }
-  const ChangesView changes{.position_coding = static_cast<PositionCoding>(chunk.position_coding()),
-                            .value_coding = static_cast<ValueCoding>(chunk.value_coding()),
-                            .count = chunk.count(),
-                            .positions = chunk.positions(),
-                            .values = chunk.values()};
-  ForEachChanged(changes, piece.size(), mark);
+  ForEachChanged(ChangesIn(chunk), piece.size(), mark);
 }
 
 uint64_t ChangedElements::Count(uint32_t tensor) const {

@@ -58,24 +58,6 @@ absl::Status CheckFollowed(Connection& connection, const v1::RunSpec& spec, cons
 
 }  // namespace
 
-// A call that Close ends.
-class DaemonSubscriber::CancellableCall {
- public:
-  explicit CancellableCall(DaemonSubscriber* subscriber) : subscriber_(*subscriber) {
-    absl::MutexLock lock(&subscriber_.mu_);
-    subscriber_.call_ = &context;
-    if (subscriber_.exchange_.closed() || subscriber_.turns_ != subscriber_.turn_) context.TryCancel();
-  }
-  ~CancellableCall() {
-    absl::MutexLock lock(&subscriber_.mu_);
-    subscriber_.call_ = nullptr;
-  }
-  grpc::ClientContext context;
-
- private:
-  DaemonSubscriber& subscriber_;
-};
-
 double FollowedVersion::StalenessSeconds() const {
   return std::max(0.0, absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()) - closed_unix_s);
 }
@@ -188,7 +170,7 @@ absl::Status DaemonSubscriber::SubscribeOnce(absl::Status* refused) {
     if (auto s = ReadSpecAgain(); !s.ok()) return s;
   }
   const uint64_t before = versions_;
-  CancellableCall call(this);
+  ScopedCall call(&mu_, &call_, [this] { return IsCancelled(); });
   const auto reader = connection_->follow().Subscribe(&call.context, Request());
   v1::VersionPart part;
   while (refused->ok() && reader->Read(&part)) {
@@ -214,7 +196,7 @@ absl::Status DaemonSubscriber::ReadSpecAgain() {
   request.set_run_id(subscription_.run_id);
   v1::GetRunResponse run;
   {
-    CancellableCall call(this);
+    ScopedCall call(&mu_, &call_, [this] { return IsCancelled(); });
     call.context.set_deadline(absl::ToChronoTime(absl::Now() + Connection::kCallTimeout));
     const absl::Status status = FromGrpc(connection_->admin().GetRun(&call.context, request, &run), call.context);
     if (!status.ok()) return status;
@@ -334,15 +316,8 @@ absl::Status DaemonSubscriber::WriteChanges() {
 absl::Status DaemonSubscriber::Write(const v1::ChangedChunk& chunk) {
   touched_[chunk.tensor()] = true;
   if (auto s = weights_.Apply(chunk); !s.ok()) return s;
-  Mark(&chunk);
+  if (changed_) changed_->Add(chunk);
   return absl::OkStatus();
-}
-
-// Nothing: what is marked is to be of what comes from now on.
-void DaemonSubscriber::Mark(const v1::ChangedChunk* chunk) {
-  if (!changed_) return;
-  if (std::exchange(marks_old_, false)) changed_->Clear();
-  if (chunk != nullptr) changed_->Add(*chunk);
 }
 
 void DaemonSubscriber::DropChanges() {
@@ -374,8 +349,7 @@ void DaemonSubscriber::Publish(FollowedVersion version) {
   told_ = have_;
   touched_.assign(touched_.size(), false);
   respecified_ = false;
-  Mark(nullptr);  // where nothing came
-  marks_old_ = true;
+  if (changed_) changed_->EndVersion();
   exchange_.Publish(std::move(version));
 }
 

@@ -22,6 +22,7 @@
 #include "client/cpp/follow/version_exchange.h"
 #include "client/cpp/transport/connection.h"
 #include "client/cpp/transport/retry.h"
+#include "client/cpp/transport/scoped_call.h"
 
 namespace ballast {
 
@@ -44,8 +45,6 @@ class DaemonSubscriber final : public Subscriber {
   void Close() override;
 
  private:
-  class CancellableCall;
-
   DaemonSubscriber(std::unique_ptr<Connection> connection, std::shared_ptr<std::atomic<bool>> closing,
                    SubscribeOptions subscription, FollowedWeights weights);
 
@@ -60,6 +59,8 @@ class DaemonSubscriber final : public Subscriber {
   void Receive();
   // What is wanted now.
   void LearnWanted();
+  // Whether the call that begins is not wanted.
+  bool IsCancelled() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return exchange_.closed() || turns_ != turn_; }
   // Whether something else is wanted since.
   bool HasTurned();
   // Until it is, or Close was called.
@@ -75,7 +76,6 @@ class DaemonSubscriber final : public Subscriber {
   absl::Status TakeChunk(v1::ChangedChunk* chunk);
   absl::Status TakeEnd(const v1::VersionEnd& end);
   absl::Status Write(const v1::ChangedChunk& chunk);
-  void Mark(const v1::ChangedChunk* chunk);
   absl::Status WriteChanges();
   absl::Status CheckNoneLacks() const;
   void DropChanges();
@@ -109,7 +109,6 @@ class DaemonSubscriber final : public Subscriber {
   uint64_t way_bytes_ = 0, way_elements_ = 0;  // received of these, and changed by them
   std::vector<bool> touched_;                  // by tensor, since the last one published
   bool respecified_ = false;                   // likewise
-  bool marks_old_ = false;                     // what changed_ has is of the last one published
   uint64_t versions_ = 0;                      // received
   uint64_t calls_ = 0;
   int refusals_ = 0;  // in a row

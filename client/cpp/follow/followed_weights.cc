@@ -9,6 +9,8 @@
 #include "proto/changes.h"
 #include "proto/checksum.h"
 
+#include "client/cpp/follow/incoming_version.h"
+
 namespace ballast {
 namespace {
 
@@ -118,13 +120,8 @@ absl::Status FollowedWeights::Apply(const v1::ChangedChunk& chunk) {
   const ShardPiece piece = tensors_.PieceOf(index, chunk.chunk());
   const uint64_t width = tensor.serving_element_bytes;
   digests_[index].reset();
-  const ChangesView changes{.position_coding = static_cast<PositionCoding>(chunk.position_coding()),
-                            .value_coding = static_cast<ValueCoding>(chunk.value_coding()),
-                            .count = chunk.count(),
-                            .positions = chunk.positions(),
-                            .values = chunk.values()};
   std::byte* const begin = codes_.get() + places_[index].begin + piece.first * width;
-  if (auto s = ApplyChanges(changes, width, absl::MakeSpan(begin, piece.size() * width)); !s.ok()) {
+  if (auto s = ApplyChanges(ChangesIn(chunk), width, absl::MakeSpan(begin, piece.size() * width)); !s.ok()) {
     return absl::Status(s.code(), absl::StrCat(tensors_.Name(index), ", chunk ", chunk.chunk(), ": ", s.message()));
   }
   if (!chunk.scales().empty()) {

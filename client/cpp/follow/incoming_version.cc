@@ -22,6 +22,14 @@ uint64_t BytesIn(const v1::ChangedChunk& chunk) {
 
 }  // namespace
 
+ChangesView ChangesIn(const v1::ChangedChunk& chunk) {
+  return {.position_coding = static_cast<PositionCoding>(chunk.position_coding()),
+          .value_coding = static_cast<ValueCoding>(chunk.value_coding()),
+          .count = chunk.count(),
+          .positions = chunk.positions(),
+          .values = chunk.values()};
+}
+
 bool IsSameVersion(const v1::VersionId& a, const v1::VersionId& b) {
   return google::protobuf::util::MessageDifferencer::Equals(a, b);
 }

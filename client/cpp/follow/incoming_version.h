@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "proto/changes.h"
 
 #include "ballast/v1/follow.pb.h"
 #include "client/cpp/follow/subscriber.h"
@@ -17,6 +18,9 @@ namespace ballast {
 
 // Whether all that names them is the same.
 bool IsSameVersion(const v1::VersionId& a, const v1::VersionId& b);
+
+// What the chunk has, which it outlives.
+ChangesView ChangesIn(const v1::ChangedChunk& chunk);
 
 class IncomingVersion {
  public:
