@@ -32,6 +32,17 @@ absl::StatusOr<std::vector<TagFile>> AllFiles(Fs* fs, const std::string& folder)
   return files;
 }
 
+// Of each tag the whole one of the highest number.
+std::map<std::string, TagFile> NewestOf(const std::vector<TagFile>& all) {
+  std::map<std::string, TagFile> newest;
+  for (const TagFile& file : all) {
+    if (!file.whole) continue;
+    TagFile& known = newest[file.tag];
+    if (known.tag.empty() || known.number < file.number) known = file;
+  }
+  return newest;
+}
+
 }  // namespace
 
 bool IsTagName(absl::string_view name) {
@@ -56,26 +67,19 @@ std::optional<TagFile> ParseTagFile(absl::string_view name) {
 }
 
 absl::StatusOr<std::vector<TagFile>> ListTagFiles(Fs* fs, const std::string& folder) {
-  ASSIGN_OR_RETURN(std::vector<TagFile> all, AllFiles(fs, folder));
-  std::map<std::string, TagFile> newest;
-  for (TagFile& file : all) {
-    if (!file.whole) continue;
-    TagFile& known = newest[file.tag];
-    if (known.tag.empty() || known.number < file.number) known = std::move(file);
-  }
+  ASSIGN_OR_RETURN(const std::vector<TagFile> all, AllFiles(fs, folder));
   std::vector<TagFile> files;
-  for (auto& [tag, file] : newest) files.push_back(std::move(file));
+  for (const auto& [tag, file] : NewestOf(all)) files.push_back(file);
   return files;
 }
 
 absl::Status CleanUpTags(Fs* fs, const std::string& folder) {
   ASSIGN_OR_RETURN(const std::vector<TagFile> all, AllFiles(fs, folder));
-  ASSIGN_OR_RETURN(const std::vector<TagFile> newest, ListTagFiles(fs, folder));
+  const std::map<std::string, TagFile> newest = NewestOf(all);
   absl::Status first;
   for (const TagFile& file : all) {
-    const std::string name = NameOf(file);
-    const bool stays = absl::c_any_of(newest, [&](const TagFile& n) { return NameOf(n) == name; });
-    if (!stays) first.Update(fs->RemoveFile(absl::StrCat(folder, "/", name)));
+    if (file.whole && newest.at(file.tag).number == file.number) continue;
+    first.Update(fs->RemoveFile(absl::StrCat(folder, "/", NameOf(file))));
   }
   return first;
 }
