@@ -1,13 +1,9 @@
 #include "client/cpp/ctl/run_text.h"
 
-#include <algorithm>
-
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 
 #include "client/cpp/ctl/table.h"
 
@@ -42,14 +38,12 @@ std::string FollowText(const v1::FollowStatus& follow) {
 }
 
 std::string RelayText(const v1::RelayStatus& relay) {
-  const double now_s = absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch());
-  const auto since = [&](double unix_s) { return Duration(std::max(0.0, now_s - unix_s)); };
   std::string text = relay.upstream();
   if (relay.relays_above() > 0) absl::StrAppend(&text, ", itself a relay");
-  absl::StrAppend(&text, relay.connected() ? absl::StrCat(", for ", since(relay.connected_since_unix_s()))
+  absl::StrAppend(&text, relay.connected() ? absl::StrCat(", for ", DurationSince(relay.connected_since_unix_s()))
                                            : absl::StrCat("; not connected: ", relay.failure()));
   if (relay.closed_unix_s() > 0)
-    absl::StrAppend(&text, "; the weights here are ", since(relay.closed_unix_s()), " old");
+    absl::StrAppend(&text, "; the weights here are ", DurationSince(relay.closed_unix_s()), " old");
   return absl::StrCat(text, "; ", Bytes(relay.received_bytes()), " received");
 }
 

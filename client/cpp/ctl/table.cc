@@ -5,6 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 
 namespace ballast::ctl {
 
@@ -50,6 +52,10 @@ std::string Grouped(uint64_t number) {
     grouped += digits[i];
   }
   return grouped;
+}
+
+std::string DurationSince(double unix_s) {
+  return Duration(std::max(0.0, absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()) - unix_s));
 }
 
 std::string Duration(double seconds) {

@@ -25,6 +25,7 @@ std::string Bytes(uint64_t bytes);                              // 1.50 MiB
 std::string PerParameter(uint64_t bytes, uint64_t parameters);  // 5.125 B/param
 std::string Grouped(uint64_t number);                           // 8,000,000,000
 std::string Duration(double seconds);                           // 3 d 4 h
+std::string DurationSince(double unix_s);                       // by this machine's clock
 std::string Number(double value);                               // 0.01234
 
 }  // namespace ballast::ctl

@@ -1,8 +1,5 @@
 // `ballastctl tag`, `untag` and `versions`: versions of a run's weights that have names.
-#include <algorithm>
-
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 
 #include "client/cpp/ctl/command.h"
 #include "client/cpp/ctl/table.h"
@@ -11,10 +8,6 @@ namespace ballast::ctl {
 namespace {
 
 std::string WhereOf(const v1::TaggedVersion& tag) { return tag.file().empty() ? "memory" : tag.file(); }
-
-std::string AgeOf(double unix_s) {
-  return absl::StrCat(Duration(std::max(0.0, absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()) - unix_s)), " ago");
-}
 
 int TagRun(const Invocation& invocation) {
   v1::TagVersionRequest request;
@@ -69,7 +62,7 @@ int PrintVersions(const Invocation& invocation) {
     const bool known = tag.id().generation() > 0;
     table.Row({tag.name(), known ? absl::StrCat(tag.id().step()) : "-",
                known ? absl::StrCat(tag.id().generation()) : "-", known ? Bytes(tag.bytes()) : "-",
-               known ? AgeOf(tag.tagged_unix_s()) : "-",
+               known ? absl::StrCat(DurationSince(tag.tagged_unix_s()), " ago") : "-",
                tag.unreadable().empty() ? WhereOf(tag) : absl::StrCat("unreadable: ", tag.unreadable())});
   }
   table.Print(invocation.out);

@@ -33,12 +33,12 @@ absl::StatusOr<VersionFile> VersionFile::Whole(const Subscriber& subscriber, con
     if (tensor.name() == kReservedTensorName) {
       return Unnameable(subscriber.spec(), tensor, "which no tensor of a safetensors file can be named");
     }
-    Part part{.name = tensor.name(), .dtype = FileDtypeOf(tensor.dtype())};
-    part.shape.assign(tensor.shape().begin(), tensor.shape().end());
-    part.bytes = DtypeBytes(part.dtype);
-    for (const uint64_t extent : part.shape) part.bytes *= extent;
-    part.read = [&subscriber, i](absl::Span<std::byte> out) { return subscriber.Read(i, out); };
-    file.parts_.push_back(std::move(part));
+    Tensor whole{.name = tensor.name(), .dtype = FileDtypeOf(tensor.dtype())};
+    whole.shape.assign(tensor.shape().begin(), tensor.shape().end());
+    whole.bytes = DtypeBytes(whole.dtype);
+    for (const uint64_t extent : whole.shape) whole.bytes *= extent;
+    file.parts_.push_back({.tensors = {std::move(whole)},
+                           .read = [&subscriber, i](absl::Span<std::byte> out) { return subscriber.Read(i, out); }});
   }
   return file;
 }
@@ -60,35 +60,38 @@ absl::StatusOr<VersionFile> VersionFile::Changes(const Subscriber& subscriber, c
     if (!count.ok()) return count.status();
     const std::string dtype = FileDtypeOf(tensor.dtype());
     const uint64_t index_bytes = *count * sizeof(int64_t), value_bytes = *count * DtypeBytes(dtype);
-    const auto read = [&subscriber, i, n = *count](int64_t* places, absl::Span<std::byte> values) {
-      return subscriber.ReadChanged(i, {places, n}, values);
-    };
-    file.parts_.push_back({absl::StrCat(tensor.name(), kIndices), "I64", {*count}, index_bytes, [=](auto out) {
-                             std::vector<std::byte> values(value_bytes);
-                             return read(reinterpret_cast<int64_t*>(out.data()), absl::MakeSpan(values));
-                           }});
-    file.parts_.push_back({absl::StrCat(tensor.name(), kValues), dtype, {*count}, value_bytes, [=](auto out) {
-                             std::vector<int64_t> places(index_bytes / sizeof(int64_t));
-                             return read(places.data(), out);
+    file.parts_.push_back({.tensors = {{absl::StrCat(tensor.name(), kIndices), "I64", {*count}, index_bytes},
+                                       {absl::StrCat(tensor.name(), kValues), dtype, {*count}, value_bytes}},
+                           .read = [&subscriber, i, n = *count, index_bytes](absl::Span<std::byte> out) {
+                             const absl::Span<int64_t> places(reinterpret_cast<int64_t*>(out.data()), n);
+                             return subscriber.ReadChanged(i, places, out.subspan(index_bytes));
                            }});
   }
   return file;
 }
 
+uint64_t VersionFile::Part::bytes() const {
+  uint64_t bytes = 0;
+  for (const Tensor& tensor : tensors) bytes += tensor.bytes;
+  return bytes;
+}
+
 uint64_t VersionFile::bytes() const {
   uint64_t bytes = 0;
-  for (const Part& part : parts_) bytes += part.bytes;
+  for (const Part& part : parts_) bytes += part.bytes();
   return bytes;
 }
 
 absl::Status VersionFile::Write(const std::function<absl::Status(absl::Span<const std::byte>)>& write) const {
   SafetensorsHeader header(metadata_);
-  for (const Part& part : parts_) header.Add(part.name, part.dtype, part.shape, part.bytes);
+  for (const Part& part : parts_) {
+    for (const Tensor& tensor : part.tensors) header.Add(tensor.name, tensor.dtype, tensor.shape, tensor.bytes);
+  }
   const std::string text = std::move(header).Finish();
   if (auto s = write({reinterpret_cast<const std::byte*>(text.data()), text.size()}); !s.ok()) return s;
   std::vector<std::byte> data;
   for (const Part& part : parts_) {
-    data.resize(part.bytes);
+    data.resize(part.bytes());
     if (auto s = part.read(absl::MakeSpan(data)); !s.ok()) return s;
     if (auto s = write(data); !s.ok()) return s;
   }

@@ -32,11 +32,16 @@ class VersionFile {
   absl::Status Write(const std::function<absl::Status(absl::Span<const std::byte>)>& write) const;
 
  private:
-  struct Part {
+  struct Tensor {
     std::string name, dtype;
     std::vector<uint64_t> shape;
     uint64_t bytes = 0;
+  };
+  // What is read at once, of tensors that follow each other.
+  struct Part {
+    std::vector<Tensor> tensors;
     std::function<absl::Status(absl::Span<std::byte> out)> read;
+    uint64_t bytes() const;
   };
 
   std::map<std::string, std::string> metadata_;
