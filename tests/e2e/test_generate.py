@@ -52,6 +52,7 @@ def test_texts_of_each_version_in_the_terminal_and_on_the_page(tmp_path):
     "words, code, what",
     [
         (["--run", "r", "--temperature", "0"], 2, "--temperature must be above 0"),
+        (["--run", "r", "--prompt", "Ω"], 2, "the letters of ASCII alone"),
         (["--run", "r", "--server", "127.0.0.1:1"], 1, "no ballastd answers at 127.0.0.1:1"),
         ([], 2, "--run"),
     ],

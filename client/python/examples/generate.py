@@ -65,7 +65,7 @@ def serve(writing: Writing, port: int) -> ThreadingHTTPServer:
 @torch.no_grad()
 def sample(model: ByteModel, prompt: str, count: int, temperature: float, random: torch.Generator):
     """Yields `count` characters, one after another. Each stands for a byte, Latin-1."""
-    tokens = torch.tensor([list(prompt.encode("latin-1"))])
+    tokens = torch.tensor([list(prompt.encode())])
     for _ in range(count):
         logits = model(tokens[:, -CONTEXT:])[0, -1].float()
         chances = torch.softmax(logits / temperature, 0)
@@ -74,20 +74,18 @@ def sample(model: ByteModel, prompt: str, count: int, temperature: float, random
         yield chr(token.item())
 
 
-def write_text(options, model, follower, writing, random) -> int:
-    """Returns the step whose weights it is of."""
+def printable(character: str) -> str:
+    return character if character.isprintable() or character == "\n" else "\N{REPLACEMENT CHARACTER}"
+
+
+def write_text(options, model, follower, writing, random) -> None:
     with follower.held() as version:
         writing.version, writing.text = version, options.prompt
         print(f"\n--- step {version.step}, {version.staleness_s:.1f} s old ---\n{options.prompt}", end="", flush=True)
         for character in sample(model, options.prompt, options.length, options.temperature, random):
             writing.text += character
-            print(
-                character if character.isprintable() or character == "\n" else "\N{REPLACEMENT CHARACTER}",
-                end="",
-                flush=True,
-            )
+            print(printable(character), end="", flush=True)
     print(flush=True)
-    return version.step
 
 
 def generate(options) -> None:
@@ -117,6 +115,8 @@ def parse_options():
     options = parser.parse_args()
     if options.temperature <= 0 or options.length < 1 or not options.prompt or options.texts < 0:
         parser.error("--temperature must be above 0, --length at least 1, --texts at least 0, and --prompt not empty")
+    if not options.prompt.isascii():
+        parser.error(f"--prompt {options.prompt!r}: the model knows the letters of ASCII alone")
     return options
 
 
