@@ -6,7 +6,7 @@
 Each target begins with its files in tests/fuzz/corpus, which stay as they are, and what earlier runs found, in
 build/fuzz/found, to which it adds what is new. It ends after its share of the executions, or after so many seconds, or at the
 first input that fails, which is kept in build/fuzz/failed. Ctrl-C ends all at once, and the table has how far they came.
---record writes the table to tests/bench/results/fuzz.md.
+--record writes the table to tests/bench/results/fuzz.md, and adds the run to those that are listed there.
 
 Wants the targets built with clang: deploy/packages.sh fuzz && deploy/setup.sh build fuzz fuzzers. Exits with 1 if an input
 failed. The last line says how it went.
@@ -146,6 +146,29 @@ def table(outcomes: list[Outcome], options: argparse.Namespace) -> str:
     return "\n".join(lines) + "\n"
 
 
+LISTED = "## All recorded runs"
+
+
+def runs_listed(page: str) -> list[str]:
+    """The lines of the runs that an earlier page lists."""
+    _, _, listed = page.partition(LISTED)
+    return [line for line in listed.splitlines() if line.startswith("| 20")]
+
+
+def list_of_runs(before: list[str], outcomes: list[Outcome], options: argparse.Namespace) -> str:
+    """Each began with the inputs that its machine had found before."""
+    executions, failed = sum(o.executions for o in outcomes), sum(o.failed for o in outcomes)
+    runs = [*before, f"| {datetime.date.today()} | {options.seed} | {executions:,} | {failed:,} |"]
+    total = sum(int(line.split("|")[3].replace(",", "")) for line in runs)
+    head = ["", LISTED, "", "| date | seed | executions | failed |", "| --- | --- | --- | --- |"]
+    return "\n".join([*head, *runs, "", f"{total:,} executions in all."]) + "\n"
+
+
+def record(text: str, outcomes: list[Outcome], options: argparse.Namespace) -> None:
+    before = runs_listed(options.page.read_text()) if options.page.exists() else []
+    options.page.write_text(text + list_of_runs(before, outcomes, options))
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--executions", type=int, default=100_000_000, help="of all targets together")
@@ -157,6 +180,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--programs", type=Path, default=PROGRAMS, help="where the targets are")
     parser.add_argument("--found", type=Path, default=ROOT / "build" / "fuzz" / "found")
     parser.add_argument("--failed", type=Path, default=ROOT / "build" / "fuzz" / "failed")
+    parser.add_argument("--page", type=Path, default=RESULTS, help="what --record writes")
     parser.add_argument("--list", action="store_true", help="the targets' names, and nothing else")
     options = parser.parse_args()
     if options.record and options.only:
@@ -184,7 +208,7 @@ def main() -> int:
     text = table(outcomes, options)
     print(text)
     if options.record and len(outcomes) == len(TARGETS):
-        RESULTS.write_text(text)
+        record(text, outcomes, options)
     executions, failed = sum(o.executions for o in outcomes), sum(o.failed for o in outcomes)
     print(f"{executions:,} executions, {failed} inputs failed")
     return 1 if failed else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,11 @@ END
 exit {code}
 """
 DONE = "#1234	DONE   cov: 71 ft: 91 corp: 13/310b lim: 4 exec/s: 617 rss: 31Mb\nDone 1234 runs in 2 second(s)"
+
+
+def fuzz_targets() -> list[str]:
+    listing = [sys.executable, ROOT / "tests" / "fuzz.py", "--list"]
+    return subprocess.run(listing, capture_output=True, text=True, check=True).stdout.split()
 
 
 def run(folder: Path, more: str, code: int, *words: str) -> subprocess.CompletedProcess[str]:
@@ -67,6 +73,24 @@ def test_what_was_interrupted_is_told_as_far_as_it_came(tmp_path: Path) -> None:
     assert said.returncode == 0 and "\n1,234 executions" in said.stdout, said.stdout + said.stderr
 
 
+def test_recorded_runs_add_up(tmp_path: Path) -> None:
+    page, names = tmp_path / "fuzz.md", fuzz_targets()
+    run(tmp_path, DONE, 0)
+    for name in set(names) - {"edge"}:
+        shutil.copy(tmp_path / "edge_fuzz", tmp_path / f"{name}_fuzz")
+    command = [sys.executable, ROOT / "tests" / "fuzz.py", "--programs", tmp_path, "--found", tmp_path / "found"]
+    command += ["--failed", tmp_path / "failed", "--page", page, "--record"]
+    for seed in ("7", "8"):
+        said = subprocess.run([*command, "--seed", seed], capture_output=True, text=True, timeout=60)
+        assert said.returncode == 0, said.stderr
+    executions = 1234 * len(names)
+    assert re.search(
+        rf"^\| 20\d\d-\d\d-\d\d \| 7 \| {executions:,} \| 0 \|$", page.read_text(), re.MULTILINE
+    ), page.read_text()
+    assert page.read_text().endswith(f"| 8 | {executions:,} | 0 |\n\n{2 * executions:,} executions in all.\n")
+    assert "seed 8, on" in page.read_text() and "seed 7, on" not in page.read_text()
+
+
 def test_a_program_that_cannot_run_is_no_target_that_passed(tmp_path: Path) -> None:
     said = run(tmp_path, "no such flag", 1)
     assert said.returncode == 2 and "edge_fuzz ended with 1" in said.stderr and "no such flag" in said.stderr
@@ -79,7 +103,4 @@ def test_a_program_that_cannot_run_is_no_target_that_passed(tmp_path: Path) -> N
 
 def test_every_target_of_the_build_is_one_of_the_table() -> None:
     built = re.findall(r"^ballast_fuzz\((\w+)_fuzz ", (ROOT / "tests/fuzz/CMakeLists.txt").read_text(), re.MULTILINE)
-    listed = subprocess.run(
-        [sys.executable, ROOT / "tests" / "fuzz.py", "--list"], capture_output=True, text=True, check=True
-    )
-    assert sorted(listed.stdout.split()) == sorted(built)
+    assert sorted(fuzz_targets()) == sorted(built)
