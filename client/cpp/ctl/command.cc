@@ -5,8 +5,18 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
 
 namespace ballast::ctl {
+
+std::vector<Invocation> OfEachDaemon(const Invocation& invocation) {
+  std::vector<Invocation> each;
+  for (const absl::string_view server : absl::StrSplit(invocation.server, ',')) {
+    each.push_back(invocation);
+    each.back().server = std::string(server);
+  }
+  return each;
+}
 
 ClientOptions OptionsOf(const Invocation& invocation) {
   return {.server = invocation.server,

@@ -79,6 +79,8 @@ Command HealthCommand();
 Command CertsCommand();
 Command TokenCommand();
 
+// The same for each of the daemons that --server names.
+std::vector<Invocation> OfEachDaemon(const Invocation& invocation);
 // Of a connection to the daemon that is meant.
 ClientOptions OptionsOf(const Invocation& invocation);
 absl::StatusOr<std::unique_ptr<Client>> Connect(const Invocation& invocation);

@@ -183,6 +183,16 @@ Finding CheckCores(const v1::GetServerResponse& server, const std::string& host)
           "for speed give the daemon its own host or a GPU; for a try-out this is fine"};
 }
 
+// What was found of one daemon.
+struct Examination {
+  std::string server;
+  std::vector<Finding> findings;
+  bool reached() const { return findings.size() > 1; }
+  bool failed() const {
+    return std::any_of(findings.begin(), findings.end(), [](const Finding& f) { return f.level == Level::kFail; });
+  }
+};
+
 std::vector<Finding> Examine(const Invocation& invocation) {
   const auto client = Connect(invocation);
   if (!client.ok()) {
@@ -212,15 +222,18 @@ std::vector<Finding> Examine(const Invocation& invocation) {
           CheckCores(*server, host)};
 }
 
-int PrintAsJson(const Invocation& invocation, const std::vector<Finding>& findings) {
+int PrintAsJson(const Invocation& invocation, const std::vector<Examination>& examinations) {
   google::protobuf::Struct answer;
   auto* list = (*answer.mutable_fields())["findings"].mutable_list_value();
-  for (const Finding& finding : findings) {
-    auto& fields = *list->add_values()->mutable_struct_value()->mutable_fields();
-    fields["level"].set_string_value(LevelName(finding.level));
-    fields["subject"].set_string_value(finding.subject);
-    fields["detail"].set_string_value(finding.detail);
-    fields["fix"].set_string_value(finding.fix);
+  for (const Examination& examination : examinations) {
+    for (const Finding& finding : examination.findings) {
+      auto& fields = *list->add_values()->mutable_struct_value()->mutable_fields();
+      fields["server"].set_string_value(examination.server);
+      fields["level"].set_string_value(LevelName(finding.level));
+      fields["subject"].set_string_value(finding.subject);
+      fields["detail"].set_string_value(finding.detail);
+      fields["fix"].set_string_value(finding.fix);
+    }
   }
   return PrintJson(invocation, answer);
 }
@@ -235,27 +248,31 @@ void Print(const std::vector<Finding>& findings, std::ostream& out) {
 }
 
 int Diagnose(const Invocation& invocation) {
-  const std::vector<Finding> findings = Examine(invocation);
+  std::vector<Examination> examinations;
+  for (const Invocation& of_one : OfEachDaemon(invocation)) examinations.push_back({of_one.server, Examine(of_one)});
   if (invocation.json) {
-    if (const int printed = PrintAsJson(invocation, findings); printed != kOk) return printed;
+    if (const int printed = PrintAsJson(invocation, examinations); printed != kOk) return printed;
   } else {
-    Print(findings, invocation.out);
+    for (const Examination& examination : examinations) {
+      if (examinations.size() > 1) invocation.out << "daemon " << examination.server << "\n";
+      Print(examination.findings, invocation.out);
+    }
   }
-  if (findings.size() == 1) return kUnreachable;
-  const bool failed =
-      std::any_of(findings.begin(), findings.end(), [](const Finding& f) { return f.level == Level::kFail; });
-  return failed ? kRefused : kOk;
+  const auto any = [&](auto is) { return std::any_of(examinations.begin(), examinations.end(), is); };
+  if (any([](const Examination& e) { return !e.reached(); })) return kUnreachable;
+  return any([](const Examination& e) { return e.failed(); }) ? kRefused : kOk;
 }
 
 }  // namespace
 
 Command DoctorCommand() {
-  return {.name = "doctor",
-          .arguments = {},
-          .summary = "examine the daemon from here; each finding with its fix",
-          .details = "Lines begin with OK, WARN or FAIL. Exit code 1 when one is FAIL, 69 when no daemon answers.\n",
-          .flags = {},
-          .run = Diagnose};
+  return {
+      .name = "doctor",
+      .arguments = {},
+      .summary = "examine the daemon from here, or each of several; each finding with its fix",
+      .details = "Lines begin with OK, WARN or FAIL. Exit code 1 when one is FAIL, 69 when a daemon does not answer.\n",
+      .flags = {},
+      .run = Diagnose};
 }
 
 }  // namespace ballast::ctl

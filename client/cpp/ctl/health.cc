@@ -15,6 +15,7 @@
 namespace ballast::ctl {
 namespace {
 
+constexpr char kServing[] = "SERVING";
 constexpr char kService[] = "ballast.v1.TrainerService";
 
 // HealthCheckRequest{string service = 1}.
@@ -30,7 +31,7 @@ grpc::ByteBuffer Request() {
 std::string Status(const grpc::ByteBuffer& response) {
   grpc::Slice slice;
   if (!response.DumpToSingleSlice(&slice).ok()) return "UNKNOWN";
-  const char* const names[] = {"UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN"};
+  const char* const names[] = {"UNKNOWN", kServing, "NOT_SERVING", "SERVICE_UNKNOWN"};
   const size_t value = slice.size() == 2 && slice.begin()[0] == 0x08 ? slice.begin()[1] : 0;
   return value < 4 ? names[value] : "UNKNOWN";
 }
@@ -55,19 +56,29 @@ absl::StatusOr<std::string> Check(const Invocation& invocation, const std::strin
                       absl::StrCat("health check of ", server, ": ", status.error_message()));
 }
 
-int PrintHealth(const Invocation& invocation) {
+absl::StatusOr<std::string> HealthOf(const Invocation& invocation) {
   const auto client = Connect(invocation);  // for its account of a daemon that does not answer
-  if (!client.ok()) return Fail(invocation, client.status());
-  const auto health = Check(invocation, (*client)->server(), invocation.timeout_s);
-  if (!health.ok()) return Fail(invocation, health.status());
+  if (!client.ok()) return client.status();
+  return Check(invocation, (*client)->server(), invocation.timeout_s);
+}
+
+// Of several daemons the first that does not serve.
+int PrintHealth(const Invocation& invocation) {
+  std::string said;
+  for (const Invocation& of_one : OfEachDaemon(invocation)) {
+    const auto health = HealthOf(of_one);
+    if (!health.ok()) return Fail(invocation, health.status());
+    said = *health;
+    if (said != kServing) break;
+  }
   if (invocation.json) {
     google::protobuf::Struct answer;
-    (*answer.mutable_fields())["status"].set_string_value(*health);
+    (*answer.mutable_fields())["status"].set_string_value(said);
     if (const int printed = PrintJson(invocation, answer); printed != kOk) return printed;
   } else {
-    invocation.out << *health << "\n";
+    invocation.out << said << "\n";
   }
-  return *health == "SERVING" ? kOk : kRefused;
+  return said == kServing ? kOk : kRefused;
 }
 
 }  // namespace
@@ -75,7 +86,7 @@ int PrintHealth(const Invocation& invocation) {
 Command HealthCommand() {
   return {.name = "health",
           .arguments = {},
-          .summary = "whether the daemon serves trainers (grpc.health.v1)",
+          .summary = "whether the daemon, or each of several, serves trainers (grpc.health.v1)",
           .details = "Exit code 0 when it says SERVING, for scripts and container probes.\n",
           .flags = {},
           .run = PrintHealth};

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -241,6 +242,22 @@ TEST_F(BallastctlTest, DoctorFindsNothingToFail) {
               AllOf(HasSubstr("OK    reachable"), HasSubstr("OK    protocol"), HasSubstr("/readyz is ready"),
                     HasSubstr("OK    files"), HasSubstr("WARN  processors"), HasSubstr("fix: ")));
   EXPECT_THAT(Ballastctl("doctor --json").text, HasSubstr("\"level\": \"OK\""));
+}
+
+TEST_F(BallastctlTest, OfSeveralDaemonsEachIsExamined) {
+  auto other = std::make_unique<RealDaemon>();
+  const std::string second = other->address(), both = daemon_.address() + "," + second;
+  EXPECT_EQ(Ballastctl("health --server " + both).text, "SERVING\n");
+  const Answer found = Ballastctl("doctor --server " + both);
+  EXPECT_EQ(found.code, 0) << found.text;
+  EXPECT_THAT(found.text, AllOf(HasSubstr("daemon " + daemon_.address()), HasSubstr("daemon " + second)));
+  EXPECT_THAT(Ballastctl("doctor --json --server " + both).text, HasSubstr("\"server\": \"" + second + "\""));
+
+  other.reset();
+  const Answer away = Ballastctl("doctor --timeout 1 --server " + both);
+  EXPECT_EQ(away.code, 69) << away.text;
+  EXPECT_THAT(away.text, AllOf(HasSubstr("OK    reachable"), HasSubstr("FAIL  reachable"), HasSubstr(second)));
+  EXPECT_EQ(Ballastctl("health --timeout 1 --server " + both).code, 69);
 }
 
 TEST_F(BallastctlTest, DoctorNamesAnOpsPortThatDoesNotAnswer) {
