@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/string_view.h"
@@ -11,6 +12,11 @@ namespace ballast {
 
 // Each includes those before it.
 inline constexpr std::array<absl::string_view, 4> kScopeNames = {"observe", "pull", "push", "admin"};
+
+// A grant's quotas; 0 stands for any number. All but most_bytes are counts, up to kMostOfQuota.
+inline constexpr std::array<absl::string_view, 4> kQuotaNames = {"most_runs", "most_bytes", "most_streams",
+                                                                 "most_requests"};
+inline constexpr uint64_t kMostOfQuota = 1'000'000;
 
 // Of letters, digits and . _ -, at most 128.
 inline bool IsGrantName(absl::string_view text) {

@@ -14,7 +14,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "proto/access_words.h"
+#include "proto/amounts.h"
 #include "proto/tls/certificate_files.h"
 #include "proto/tls/sha256.h"
 #include "yaml-cpp/yaml.h"
@@ -44,7 +46,6 @@ bool IsPattern(const std::string& text) {
 
 constexpr absl::string_view kGrantKeys =
     "name, token_sha256, identity, runs, scope, expires, most_runs, most_bytes, most_streams, most_requests";
-constexpr uint64_t kMostOfQuota = 1'000'000;  // as the configuration's limits.caller_...
 
 // yaml-cpp's accessors throw on misuse: only AccessList::Parse calls this.
 class GrantReader {

@@ -46,10 +46,6 @@ absl::Status SetConfigValue(const ConfigKey& key, absl::string_view text, Config
 // Text that SetConfigValue reads back as the same value.
 std::string ConfigValueText(const ConfigKey& key, const Config& config);
 
-// "3", and "64MiB", "64MB" or bytes. The errors say what is wanted.
-absl::StatusOr<uint64_t> ReadCount(absl::string_view text);
-absl::StatusOr<uint64_t> ReadBytes(absl::string_view text);
-
 // A list's items, without blanks around them and without empty ones, and its text. A comma in an item is written as \,
 // and a backslash before one, or before another, as \\.
 std::vector<std::string> SplitList(absl::string_view text);

@@ -228,7 +228,7 @@ def main() -> None:
             os.environ.update(pki.variables)
         if layers == "tokens":
             # Twice as many: the daemon hears later of a stream that was lost.
-            token, access = give_token(Path(folder), "*", "admin", f"most_streams: {2 * int(world)}", "most_runs: 2")
+            token, access = give_token(Path(folder), "*", "admin", f"--most-streams={2 * int(world)}", "--most-runs=2")
             flags += ["--access", str(access)]
             os.environ["BALLAST_TOKEN_FILE"] = str(token)
         parts = PARTS if layers == "parts" else 1

@@ -15,7 +15,7 @@ from pki import Pki
 def test_a_loop_trains_over_tls_with_a_token_as_with_torchs_optimizer(tmp_path: Path, loop: str) -> None:
     pki = Pki(tmp_path / "pki")
     run = loop.replace("_", "-")
-    token, access = give_token(tmp_path, run, "push", "most_runs: 1", "most_streams: 4")
+    token, access = give_token(tmp_path, run, "push", "--most-runs=1", "--most-streams=4")
     variables = {**pki.variables, "BALLAST_TOKEN_FILE": str(token)}
     theirs = told_by("torch", [loop], tmp_path / "torch")
     with Daemon(tmp_path, *pki.flags, "--access", str(access), "--shm_socket", "off") as daemon:

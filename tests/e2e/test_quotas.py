@@ -24,7 +24,7 @@ def logged(daemon, event: str) -> list[dict]:
 
 
 def test_runs_that_are_read_back_count_as_before(tmp_path):
-    token, access = give_token(tmp_path, "team-a-*", "push", "most_runs: 1")
+    token, access = give_token(tmp_path, "team-a-*", "push", "--most-runs=1")
     (tmp_path / "storage").mkdir()
     with_token = {"BALLAST_TOKEN_FILE": str(token)}
     places = ("--listen", f"unix:{tmp_path}/grpc", "--access", str(access), "--storage.dir", f"{tmp_path}/storage")
@@ -42,7 +42,7 @@ def test_runs_that_are_read_back_count_as_before(tmp_path):
 
 
 def test_who_calls_too_often_is_told_when_to_ask_again_and_the_clients_do(tmp_path):
-    token, access = give_token(tmp_path, "team-a-*", "push", "most_requests: 2")
+    token, access = give_token(tmp_path, "team-a-*", "push", "--most-requests=2")
     with Daemon(tmp_path, "--listen", f"unix:{tmp_path}/grpc", "--access", str(access)) as daemon:
         with grpc.insecure_channel(daemon.server) as channel:
             list_runs = channel.unary_unary("/ballast.v1.AdminService/ListRuns")

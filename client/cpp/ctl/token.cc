@@ -7,10 +7,12 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "proto/access_words.h"
+#include "proto/amounts.h"
 #include "proto/tls/sha256.h"
 
 #include "client/cpp/ctl/command.h"
@@ -34,6 +36,27 @@ std::string QuotedRuns(const std::string& runs) {
                        [](std::string* out, const std::string& run) { absl::StrAppend(out, "'", run, "'"); });
 }
 
+// The flag of a quota: --most-runs of most_runs.
+std::string FlagOf(absl::string_view quota) { return absl::StrReplaceAll(quota, {{"_", "-"}}); }
+
+// The grant's lines of the quotas that are given.
+absl::StatusOr<std::string> QuotaLines(const Invocation& invocation) {
+  std::string lines;
+  for (const absl::string_view quota : kQuotaNames) {
+    const std::string text = invocation.Get(FlagOf(quota), "");
+    if (text.empty()) continue;
+    const bool counts = quota != "most_bytes";
+    const auto amount = counts ? ReadCount(text) : ReadBytes(text);
+    if (!amount.ok() || (counts && *amount > kMostOfQuota)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--", FlagOf(quota), " is '", text, "'; wanted ",
+          counts ? absl::StrCat("a whole number, at most ", kMostOfQuota) : "a size such as 64GiB", ", or 0 for any"));
+    }
+    absl::StrAppend(&lines, "  ", quota, ": ", text, "\n");
+  }
+  return lines;
+}
+
 absl::StatusOr<std::string> Grant(const Invocation& invocation, const std::string& token) {
   const auto valid_for = Days(invocation, "90");
   if (!valid_for.ok()) return valid_for.status();
@@ -42,10 +65,13 @@ absl::StatusOr<std::string> Grant(const Invocation& invocation, const std::strin
     return absl::InvalidArgumentError(
         absl::StrCat("--scope is '", scope, "'; wanted one of ", absl::StrJoin(kScopeNames, ", ")));
   }
+  const auto quotas = QuotaLines(invocation);
+  if (!quotas.ok()) return quotas.status();
   const absl::Time expires = absl::Now() + *valid_for;
   return absl::StrCat("- name: ", invocation.Get("name", ""), "\n  token_sha256: ", Sha256Hex(token), "\n  runs: [",
                       QuotedRuns(invocation.Get("run", "")), "]\n  scope: ", scope,
-                      "\n  expires: ", absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", expires, absl::UTCTimeZone()), "\n");
+                      "\n  expires: ", absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", expires, absl::UTCTimeZone()), "\n",
+                      *quotas);
 }
 
 int New(const Invocation& invocation) {
@@ -77,19 +103,24 @@ int New(const Invocation& invocation) {
 }  // namespace
 
 Command TokenCommand() {
-  return {.name = "token",
-          .arguments = {"new"},
-          .summary = "make a token, and the grant of it for the daemon's access file",
-          .details =
-              "Writes the token to a new file that its owner alone may read, and prints the grant, which holds the\n"
-              "token's hash. Scopes: observe, to see a run; pull, also to read its weights; push, also to create and\n"
-              "train it; admin, also to delete it and to take it back.\n",
-          .flags = {{"out", "FILE", "where the token goes"},
-                    {"name", "NAME", "what the daemon's log calls whoever uses it"},
-                    {"run", "RUN...", "a run's name, with a * at the end for any rest; may come again, or a,b"},
-                    {"scope", "SCOPE", "observe, pull, push or admin; default push"},
-                    {"days", "N", "how long it is valid; default 90"}},
-          .run = New};
+  return {
+      .name = "token",
+      .arguments = {"new"},
+      .summary = "make a token, and the grant of it for the daemon's access file",
+      .details =
+          "Writes the token to a new file that its owner alone may read, and prints the grant, which holds the\n"
+          "token's hash. Scopes: observe, to see a run; pull, also to read its weights; push, also to create and\n"
+          "train it; admin, also to delete it and to take it back.\n",
+      .flags = {{"out", "FILE", "where the token goes"},
+                {"name", "NAME", "what the daemon's log calls whoever uses it"},
+                {"run", "RUN...", "a run's name, with a * at the end for any rest; may come again, or a,b"},
+                {"scope", "SCOPE", "observe, pull, push or admin; default push"},
+                {"days", "N", "how long it is valid; default 90"},
+                {"most-runs", "N", "of the runs, in memory at a time; without these four as the daemon has it for all"},
+                {"most-bytes", "SIZE", "that the runs may reserve together, such as 64GiB"},
+                {"most-streams", "N", "open at a time"},
+                {"most-requests", "N", "calls a second"}},
+      .run = New};
 }
 
 }  // namespace ballast::ctl

@@ -195,6 +195,11 @@ TEST(TokenTest, WrongWordsAreNamedAndNothingIsWritten) {
   EXPECT_THAT(error({"--name", "a", "--run", "r", "--scope", "all"}),
               HasSubstr("wanted one of observe, pull, push, admin"));
   EXPECT_THAT(error({"--name", "a", "--run", "r", "--days", "0"}), HasSubstr("--days is from 1 to 3650"));
+  EXPECT_THAT(error({"--name", "a", "--run", "r", "--most-runs", "-1"}),
+              HasSubstr("--most-runs is '-1'; wanted a whole number, at most 1000000"));
+  EXPECT_THAT(error({"--name", "a", "--run", "r", "--most-streams", "1000001"}),
+              HasSubstr("--most-streams is '1000001'"));
+  EXPECT_THAT(error({"--name", "a", "--run", "r", "--most-bytes", "much"}), HasSubstr("a size such as 64GiB"));
   EXPECT_THAT(Ballastctl({"token", "revoke"}).err, HasSubstr("token knows new alone"));
   EXPECT_FALSE(ReadSmallFile(out).ok());
 }
