@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <numeric>
 #include <utility>
 #include <variant>
 
@@ -210,17 +211,38 @@ void CpuDevice::TakeTogether(Queue* queue) {
 void CpuDevice::RunJobs() {
   results_.resize(jobs_.size());
   if (team_.threads() == 1 || jobs_.size() == 1) {
-    for (uint32_t i = 0; i < jobs_.size(); ++i) RunTogether({&i, 1});
-    return;
+    order_.resize(jobs_.size());
+    std::iota(order_.begin(), order_.end(), 0);
+    return Time(order_, [this] {
+      for (const uint32_t& place : order_) RunTogether({&place, 1});
+    });
   }
   levels_.Plan(jobs_);
   for (size_t l = 0; l < levels_.size(); ++l) {
     absl::Span<const uint32_t> left = levels_[l];
     while (!left.empty()) {
-      const size_t n = FitInRoom(left);
-      RunTogether(left.first(n));
-      left.remove_prefix(n);
+      const absl::Span<const uint32_t> places = left.first(FitInRoom(left));
+      Time(places, [&] { RunTogether(places); });
+      left.remove_prefix(places.size());
     }
+  }
+}
+
+// What `run` takes for the jobs at these places is shared out by the bytes that they move: telling the time for each is dear.
+// Nobody asks for that of sums and of weights that go out.
+void CpuDevice::Time(absl::Span<const uint32_t> places, absl::FunctionRef<void()> run) {
+  const auto timed = [this](uint32_t place) {
+    const DeviceTask& task = jobs_[place].task;
+    return !std::holds_alternative<SumTask>(task) && !std::holds_alternative<EncodeWeightsTask>(task);
+  };
+  if (std::none_of(places.begin(), places.end(), timed)) return run();
+  const double begin_s = MonotonicSeconds();
+  run();
+  uint64_t bytes = 0;
+  for (const uint32_t place : places) bytes += jobs_[place].cost_bytes;
+  const double byte_s = (MonotonicSeconds() - begin_s) / static_cast<double>(std::max<uint64_t>(bytes, 1));
+  for (const uint32_t place : places) {
+    if (timed(place)) results_[place].seconds = byte_s * static_cast<double>(jobs_[place].cost_bytes);
   }
 }
 
@@ -237,24 +259,11 @@ size_t CpuDevice::FitInRoom(absl::Span<const uint32_t> places) const {
 }
 
 void CpuDevice::RunTogether(absl::Span<const uint32_t> places) {
-  // Not of sums and weights that go out: there are as many of them, and telling the time is dear.
-  const auto timed = [this](uint32_t place) {
-    const DeviceTask& task = jobs_[place].task;
-    return !std::holds_alternative<SumTask>(task) && !std::holds_alternative<EncodeWeightsTask>(task);
-  };
-  const bool any_timed = std::any_of(places.begin(), places.end(), timed);
-  const double begin_s = any_timed ? MonotonicSeconds() : 0;
   if (LineUp(places)) MeasureLine();
   const bool finite =
       Share([](DeviceTask& task, uint64_t first, uint64_t last) { return RunTiles(task, first, last); });
   Conclude(places);
   results_[places.front()].finite = finite;  // a load, which can tell, is alone
-  if (!any_timed) return;
-  const double tile_s = (MonotonicSeconds() - begin_s) / static_cast<double>(std::max<uint64_t>(line_ends_.back(), 1));
-  for (size_t i = 0; i < places.size(); ++i) {
-    const uint64_t tiles = line_ends_[i] - (i == 0 ? 0 : line_ends_[i - 1]);
-    if (timed(places[i])) results_[places[i]].seconds = tile_s * static_cast<double>(tiles);
-  }
 }
 
 void CpuDevice::Conclude(absl::Span<const uint32_t> places) {

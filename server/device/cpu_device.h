@@ -59,6 +59,7 @@ class CpuDevice final : public Device {
   void TakeTogether(Queue* queue) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void RunJobs();
   size_t FitInRoom(absl::Span<const uint32_t> places) const;
+  void Time(absl::Span<const uint32_t> places, absl::FunctionRef<void()> run);
   void RunTogether(absl::Span<const uint32_t> places);
   void Conclude(absl::Span<const uint32_t> places);
   bool LineUp(absl::Span<const uint32_t> places);
@@ -81,6 +82,7 @@ class CpuDevice final : public Device {
   // The dispatcher's; the team reads the line.
   std::vector<DeviceJob> jobs_;
   std::vector<TaskResult> results_;
+  std::vector<uint32_t> order_;  // of the jobs where they are done one by one
   TaskLevels levels_;
   std::vector<kernels::TileStatistics> room_;
   std::vector<DeviceTask*> line_;
