@@ -105,7 +105,7 @@ void FillWeights(const WeightsChunk& chunk, const RunSpec& spec, WeightPiece* pi
   weights->set_last(chunk.last);
   weights->set_slot(served ? "" : NameOf(chunk.slot));
   weights->set_updates(counts ? chunk.updates : 0);
-  weights->set_average(chunk.series ? spec.averages[*chunk.series] : 0);
+  weights->set_average(chunk.series.average ? spec.averages[*chunk.series.average] : 0);
   weights->set_format(served ? kernels::WireFormats()[static_cast<size_t>(serving)].name : counts ? "" : "fp32");
   weights->mutable_scales()->Assign(piece->scales.begin(), piece->scales.end());
   weights->set_crc32c(piece->crc32c);

@@ -52,8 +52,8 @@ absl::StatusOr<std::vector<LoadChunk>> ToLoadChunks(v1::LoadStateRequest* reques
 absl::StatusOr<std::vector<uint32_t>> ToTensors(const v1::PullRequest& request, const RunSpec& spec);
 // The slots of a Pull that names them, or weights; each at most once.
 absl::StatusOr<std::vector<StateSlot>> ToStateSlots(const v1::PullRequest& request);
-// The average with this decay, or, where there is no decay, the weights. INVALID_ARGUMENT lists those that there are.
-absl::StatusOr<WeightSeries> ToWeightSeries(std::optional<double> decay, const RunSpec& spec);
+// The place of the average with this decay. INVALID_ARGUMENT lists those that there are.
+absl::StatusOr<uint32_t> ToAverage(double decay, const RunSpec& spec);
 
 // Swaps the piece's own data into the message, and copies its scales; the checksum covers the encoded bytes.
 void FillWeights(const WeightsChunk& chunk, const RunSpec& spec, WeightPiece* piece, v1::Weights* weights);
@@ -88,7 +88,7 @@ v1::AttachResponse FromAttachReply(const Run::AttachReply& reply, const RunSpec&
 absl::Status TakePolicies(const v1::RunSpec& spec, RunSpec* made);
 absl::Status TakeSpikes(const v1::RunSpec& spec, RunSpec* made);  // when all else is there
 absl::Status TakeRewind(const v1::RunSpec& spec, RunSpec* made);
-absl::Status TakeFollow(const v1::RunSpec& spec, RunSpec* made);
+absl::Status TakeFollow(const v1::RunSpec& spec, RunSpec* made);  // when tensors and averages are there
 absl::Status TakeAverages(const v1::RunSpec& spec, RunSpec* made);
 absl::Status TakePart(const v1::RunSpec& spec, RunSpec* made);
 absl::Status TakeCheckpoints(const v1::RunSpec& spec, bool has_storage, RunSpec* made);

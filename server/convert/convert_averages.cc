@@ -49,13 +49,12 @@ absl::Status TakeAverages(const v1::RunSpec& spec, RunSpec* made) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<WeightSeries> ToWeightSeries(std::optional<double> decay, const RunSpec& spec) {
-  if (!decay) return WeightSeries();
-  const auto found = std::find(spec.averages.begin(), spec.averages.end(), *decay);
+absl::StatusOr<uint32_t> ToAverage(double decay, const RunSpec& spec) {
+  const auto found = std::find(spec.averages.begin(), spec.averages.end(), decay);
   if (found != spec.averages.end()) return static_cast<uint32_t>(found - spec.averages.begin());
   const auto text = [](std::string* out, double d) { absl::StrAppend(out, TextOf(d)); };
   return InvalidArgumentError(
-      StrCat("run '", spec.run_id, "' keeps no average of its weights with the decay ", TextOf(*decay), "; ",
+      StrCat("run '", spec.run_id, "' keeps no average of its weights with the decay ", TextOf(decay), "; ",
              spec.averages.empty() ? "it keeps none (RunSpec.averages)"
                                    : StrCat("it keeps ", absl::StrJoin(spec.averages, ", ", text))));
 }

@@ -1,5 +1,8 @@
 // Following a run: what its spec says of it, what a reader asks for, and what is shown.
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 #include "server/base/status_macros.h"
 #include "server/base/utf8.h"
@@ -22,6 +25,64 @@ absl::StatusOr<VersionChoice> ToVersionChoice(const v1::VersionChoice& choice) {
   if (!choice.has_tag()) return absl::InvalidArgumentError("version is there, and has neither a tag nor an id");
   RETURN_IF_ERROR(CheckTagName(choice.tag()));
   return VersionChoice{.tag = choice.tag()};
+}
+
+std::string NameOf(kernels::WireIndex format) { return WireFormatAt(format).name; }
+
+// Those that are not the format of all tensors anyway.
+absl::StatusOr<std::vector<kernels::WireIndex>> ToFollowedFormats(const v1::FollowSpec& follow, const RunSpec& run) {
+  std::vector<kernels::WireIndex> named, formats;
+  for (int i = 0; i < follow.formats_size(); ++i) {
+    const std::string at = absl::StrCat("follow.formats[", i, "]");
+    ASSIGN_OR_RETURN(const auto format, ToWireFormat(follow.formats(i), &kernels::WireFormat::serving, at));
+    if (std::find(named.begin(), named.end(), format) != named.end()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(at, " is '", NameOf(format), "', which is there twice; name each format once"));
+    }
+    named.push_back(format);
+    if (!IsServedIn(run, format)) formats.push_back(format);
+  }
+  return formats;
+}
+
+absl::Status CheckAlone(const v1::SubscribeRequest& request) {
+  if (!request.has_version()) return absl::OkStatus();
+  if (!request.has_have() && request.every() == 0 && !request.has_average() && request.format().empty()) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      "version is one version of the weights alone, as they were served, which comes whole: leave out `have`, `every`, "
+      "`average` and `format`, or version");
+}
+
+absl::StatusOr<WeightSeries> ToAverageSeries(const v1::SubscribeRequest& request, const RunSpec& spec) {
+  if (!request.format().empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("an average is followed as the weights are served, and format is '",
+                                                   ValidUtf8(request.format(), 80), "': leave one of them out"));
+  }
+  WeightSeries series;
+  ASSIGN_OR_RETURN(series.average, ToAverage(request.average(), spec));
+  if (!spec.follow || spec.follow->averages) return series;
+  return absl::FailedPreconditionError(
+      absl::StrCat("run '", spec.run_id, "' keeps that average, and readers may follow its weights alone: create it ",
+                   "with follow.averages, or amend it"));
+}
+
+absl::StatusOr<WeightSeries> ToSeries(const v1::SubscribeRequest& request, const RunSpec& spec) {
+  if (request.has_average()) return ToAverageSeries(request, spec);
+  if (request.format().empty()) return WeightSeries();
+  ASSIGN_OR_RETURN(const auto format, ToWireFormat(request.format(), &kernels::WireFormat::serving, "format"));
+  if (IsServedIn(spec, format)) return WeightSeries();
+  const auto there = FollowedFormats(spec);
+  if (!spec.follow || std::find(there.begin(), there.end(), format) != there.end()) {
+    return WeightSeries{.format = format};
+  }
+  const auto name = [](std::string* out, kernels::WireIndex one) { out->append(NameOf(one)); };
+  return absl::FailedPreconditionError(
+      absl::StrCat("run '", spec.run_id, "' cannot be followed in format '", NameOf(format),
+                   "': readers may follow it as it is served",
+                   there.empty() ? "" : absl::StrCat(", or in ", absl::StrJoin(there, ", ", name)),
+                   "; create it with that in follow.formats, or amend it"));
 }
 
 }  // namespace
@@ -52,6 +113,7 @@ absl::Status TakeFollow(const v1::RunSpec& spec, RunSpec* made) {
         "decays");
   }
   FollowSettings settings{.tags = spec.follow().tags(), .averages = spec.follow().averages()};
+  ASSIGN_OR_RETURN(settings.formats, ToFollowedFormats(spec.follow(), *made));
   if (spec.follow().every() != 0) settings.every = spec.follow().every();
   if (spec.follow().readers() != 0) settings.readers = spec.follow().readers();
   made->follow = settings;
@@ -61,21 +123,11 @@ absl::Status TakeFollow(const v1::RunSpec& spec, RunSpec* made) {
 absl::StatusOr<FollowOrder> ToFollowOrder(const v1::SubscribeRequest& request, const RunSpec& spec) {
   FollowOrder order{.every = request.every()};
   if (request.has_have()) order.have = ToVersionId(request.have());
+  RETURN_IF_ERROR(CheckAlone(request));
   if (request.has_version()) {
-    if (request.has_have() || request.every() != 0 || request.has_average()) {
-      return absl::InvalidArgumentError(
-          "version is one version of the weights alone, which comes whole: leave out `have`, `every` and `average`, or "
-          "version");
-    }
     ASSIGN_OR_RETURN(order.version, ToVersionChoice(request.version()));
   }
-  ASSIGN_OR_RETURN(order.series,
-                   ToWeightSeries(request.has_average() ? std::optional(request.average()) : std::nullopt, spec));
-  if (order.series && spec.follow && !spec.follow->averages) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("run '", spec.run_id, "' keeps that average, and readers may follow its weights alone: create it ",
-                     "with follow.averages, or amend it"));
-  }
+  ASSIGN_OR_RETURN(order.series, ToSeries(request, spec));
   order.digests.assign(request.digests().begin(), request.digests().end());
   if (order.digests.empty() || order.digests.size() == spec.tensors.size()) return order;
   return absl::InvalidArgumentError(absl::StrCat(order.digests.size(), " digests, and run '", spec.run_id, "' has ",

@@ -74,14 +74,6 @@ absl::Status CheckScale(const std::string& at, double scale) {
   return InvalidArgumentError(StrCat(at, " is ", scale, "; wanted: a finite number, at least 0"));
 }
 
-// How many elements share a scale: a row, that is the last dimension. A tensor of one dimension, or with rows of one
-// element, counts as one row.
-uint64_t RowLength(const v1::TensorSpec& t, uint64_t elements, kernels::Scaling scaling) {
-  if (scaling == kernels::Scaling::kNone) return 0;
-  const bool rows = scaling == kernels::Scaling::kRow && t.shape_size() > 1 && t.shape(t.shape_size() - 1) > 1;
-  return rows ? static_cast<uint64_t>(t.shape(t.shape_size() - 1)) : elements;
-}
-
 absl::Status ResolveFormats(const v1::TensorSpec& t, const v1::GroupSpec& group, const std::string& at,
                             TensorSpec* made) {
   ASSIGN_OR_RETURN(made->dtype, ToWireFormat(t.dtype(), &kernels::WireFormat::gradient, at + ".dtype"));
@@ -89,8 +81,7 @@ absl::Status ResolveFormats(const v1::TensorSpec& t, const v1::GroupSpec& group,
   const std::string& serving = group.serving().empty() ? t.dtype() : group.serving();
   const std::string field = group.serving().empty() ? at + ".dtype, and so the group's serving," : at + ".serving";
   ASSIGN_OR_RETURN(made->serving_format, ToWireFormat(serving, &kernels::WireFormat::serving, field));
-  const auto index = static_cast<size_t>(made->serving_format);
-  made->row_length = RowLength(t, made->elements, kernels::WireFormats()[index].scaling);
+  made->row_length = RowLength(*made, made->serving_format);
   return absl::OkStatus();
 }
 
@@ -167,7 +158,6 @@ absl::StatusOr<RunSpec> ToRunSpec(const v1::RunSpec& spec, const Config::Limits&
   RETURN_IF_ERROR(TakePolicies(spec, &made));
   RETURN_IF_ERROR(TakeRewind(spec, &made));
   RETURN_IF_ERROR(TakePart(spec, &made));
-  RETURN_IF_ERROR(TakeFollow(spec, &made));
   RETURN_IF_ERROR(TakeAverages(spec, &made));
   RETURN_IF_ERROR(TakeCheckpoints(spec, has_storage, &made));
   if (spec.stats_every() != 0) made.stats_every = spec.stats_every();
@@ -193,6 +183,7 @@ absl::StatusOr<RunSpec> ToRunSpec(const v1::RunSpec& spec, const Config::Limits&
     RETURN_IF_ERROR(CheckMatrix(tensor, made.groups[tensor.group], at));
     made.tensors.push_back(std::move(tensor));
   }
+  RETURN_IF_ERROR(TakeFollow(spec, &made));
   made.credit_bytes = CreditBytes(made, limits.credit_bytes);
   RETURN_IF_ERROR(TakeSpikes(spec, &made));
   return made;

@@ -95,7 +95,7 @@ void FollowJob::Close(VersionId id, uint64_t number, uint64_t changed) {
 
 void FollowJob::SetWhole(const VersionPiece& piece, VersionChunk* chunk) const {
   chunk->values = {reinterpret_cast<const char*>(piece.memory.get()), piece.size};
-  chunk->count = piece.size / WireBytes(spec_->tensors[chunk->tensor].serving_format);
+  chunk->count = piece.size / WireBytes(chunk->format);
   chunk->scales = piece.scales;
   chunk->crc32c = piece.crc32c;
 }
@@ -116,7 +116,11 @@ bool FollowJob::WriteSome(const std::shared_ptr<const VersionChange>& change) {
   }
   for (; next_ < change->pieces.size(); ++next_) {
     const ChangedPiece& piece = change->pieces[next_];
-    VersionChunk chunk{.tensor = piece.tensor, .chunk = piece.chunk, .last = piece.last, .digest = piece.digest};
+    VersionChunk chunk{.tensor = piece.tensor,
+                       .chunk = piece.chunk,
+                       .format = spec_->tensors[piece.tensor].serving_format,
+                       .last = piece.last,
+                       .digest = piece.digest};
     if (piece.whole != nullptr) {
       SetWhole(*piece.whole, &chunk);
     } else {
@@ -147,6 +151,7 @@ bool FollowJob::WriteWhole(const Whole& whole, absl::FunctionRef<const VersionPi
     const bool last = next_ + 1 == starts[tensor_ + 1];
     VersionChunk chunk{.tensor = tensor_,
                        .chunk = next_ - starts[tensor_],
+                       .format = spec_->tensors[tensor_].serving_format,
                        .last = last,
                        .digest = last ? (*whole.digests)[tensor_] : 0};
     const VersionPiece* const here = piece();

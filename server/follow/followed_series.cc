@@ -5,18 +5,34 @@
 
 namespace ballast {
 
-FollowedSeries::FollowedSeries(const Followers::Environment& environment)
-    : environment_(environment), figures_(FollowedSeriesCount(*environment.spec)), wanted_(figures_.size()) {
-  for (size_t s = 0; s < figures_.size(); ++s) {
+FollowedSeries::FollowedSeries(const Followers::Environment& environment) : environment_(environment) {
+  for (size_t s = 0; s < ServedSeriesCount(*environment_.spec); ++s) {
     Followers::Environment own = environment_;
-    if (s > 0) own.series = static_cast<uint32_t>(s - 1);
-    own.readers = [this] { return readers(); };
-    own.show = [this, s](const FollowFigures& figures) {
-      figures_[s] = figures;
-      Show();
-    };
-    all_.push_back(std::make_unique<Followers>(std::move(own)));
+    if (s > 0) own.series.average = static_cast<uint32_t>(s - 1);
+    Add(std::move(own));
   }
+  for (const kernels::WireIndex format : FollowedFormats(*environment_.spec)) {
+    auto served = std::make_unique<Served>(Served{.spec = ServedIn(*environment_.spec, format), .plan = {}});
+    served->plan = PlanOfServing(served->spec);
+    Followers::Environment own = environment_;
+    own.spec = &served->spec;
+    own.plan = &served->plan;
+    own.series.format = format;
+    served_.push_back(std::move(served));
+    Add(std::move(own));
+  }
+}
+
+void FollowedSeries::Add(Followers::Environment environment) {
+  series_.push_back(environment.series);
+  figures_.emplace_back();
+  wanted_.push_back(false);
+  environment.readers = [this] { return readers(); };
+  environment.show = [this, s = figures_.size() - 1](const FollowFigures& figures) {
+    figures_[s] = figures;
+    Show();
+  };
+  all_.push_back(std::make_unique<Followers>(std::move(environment)));
 }
 
 size_t FollowedSeries::readers() const {
@@ -26,8 +42,8 @@ size_t FollowedSeries::readers() const {
 }
 
 void FollowedSeries::Begin(FollowOrder order, std::shared_ptr<VersionSink> sink) {
-  Followers& followers = *all_[order.series ? *order.series + 1 : 0];
-  followers.Begin(std::move(order), std::move(sink));
+  const auto place = std::find(series_.begin(), series_.end(), order.series) - series_.begin();
+  all_[static_cast<size_t>(place)]->Begin(std::move(order), std::move(sink));
 }
 
 void FollowedSeries::OnSent(const VersionSink* sink) {
@@ -82,7 +98,7 @@ bool FollowedSeries::version_is_late() const {
   return std::any_of(all_.begin(), all_.end(), [](const auto& one) { return one->version_is_late(); });
 }
 
-// The version that is shown is the weights'.
+// The version that is shown is the weights', as they are served.
 void FollowedSeries::Show() {
   FollowFigures shown = figures_[0];
   for (size_t s = 1; s < figures_.size(); ++s) {

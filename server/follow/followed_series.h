@@ -1,6 +1,6 @@
-// What readers may follow of a run: its weights, and where the spec's `follow` says so, each average of them. Each is
-// followed by readers of its own (followers.h), in versions and memory of its own; all together are as many as the spec
-// has readers.
+// What readers may follow of a run: its weights, and where the spec's `follow` says so, each average of them, and the
+// weights in other formats than they are served in. Each is followed by readers of its own (followers.h), in versions and
+// memory of its own; all together are as many as the spec has readers.
 //
 // Strand-confined.
 #pragma once
@@ -38,12 +38,21 @@ class FollowedSeries {
   bool version_is_late() const;
 
  private:
+  // The run as it is followed in another format.
+  struct Served {
+    RunSpec spec;
+    Plan plan;
+  };
+
+  void Add(Followers::Environment environment);
   size_t readers() const;
   void Show();
 
   const Followers::Environment environment_;
-  std::vector<FollowFigures> figures_;  // by series
-  std::vector<bool> wanted_;            // likewise
+  std::vector<std::unique_ptr<const Served>> served_;  // by format of the spec's `follow`
+  std::vector<WeightSeries> series_;                   // the weights first; likewise the next
+  std::vector<FollowFigures> figures_;
+  std::vector<bool> wanted_;
   std::vector<std::unique_ptr<Followers>> all_;
 };
 

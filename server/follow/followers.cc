@@ -27,10 +27,10 @@ Followers::Followers(Environment environment)
                 .most = environment_.spec->follow->readers,
                 .most_key = "its spec allows (follow.readers)",
                 .on_demand = true,
-                .tag_bytes = environment_.series ? 0 : TagMemoryBytes(*environment_.spec, *environment_.plan),
+                .tag_bytes = names_versions() ? TagMemoryBytes(*environment_.spec, *environment_.plan) : 0,
                 .readers = environment_.readers,
                 .metrics = environment_.metrics,
-                .shows_versions = !environment_.series,
+                .shows_versions = names_versions(),
                 .show = environment_.show}),
       epoch_(Draw()),
       tags_(std::make_shared<TagKeeper>(
@@ -39,7 +39,7 @@ Followers::Followers(Environment environment)
                                  .version_bytes = VersionBytes(*environment_.spec, *environment_.plan),
                                  .memory = readers_.memory(),
                                  .strand = environment_.strand,
-                                 .storage = environment_.series ? TagStorage{} : environment_.tags,
+                                 .storage = names_versions() ? environment_.tags : TagStorage{},
                                  .changed = [this] { readers_.ShowTags(tags_->entries().size(), tags_->bytes()); }})),
       maker_(std::make_shared<VersionMaker>(VersionMaker::Environment{
           .spec = environment_.spec,

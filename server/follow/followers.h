@@ -38,9 +38,9 @@ class Followers {
     Strand* strand;
     RunMetrics* metrics;
     std::function<void(const FollowFigures& figures)> show;
-    std::function<void()> made;            // a version: the next may be wanted already
-    TagStorage tags = {};                  // of the weights' versions
-    WeightSeries series = {};              // whose versions they are
+    std::function<void()> made;  // a version: the next may be wanted already
+    TagStorage tags = {};        // of the weights' versions
+    WeightSeries series = {};    // whose versions they are; in a format `spec` is of it (ServedIn), and `plan`
     std::function<size_t()> readers = {};  // of the run, also of another series of it; empty: these alone
   };
   explicit Followers(Environment environment);
@@ -98,6 +98,8 @@ class Followers {
     bool being_made = false;  // its version
   };
 
+  // Names are of the weights as they are served, and figures of their versions.
+  bool names_versions() const { return environment_.series == WeightSeries(); }
   bool awaited() const { return readers_.reading() > 0 || !awaited_tags_.empty(); }
   void BeginAlone(FollowOrder order, std::shared_ptr<VersionSink> sink);
   absl::Status GoneError(const VersionChoice& choice) const;

@@ -24,6 +24,7 @@ struct VersionOpening {
 struct VersionChunk {
   uint32_t tensor = 0;
   uint64_t chunk = 0;
+  kernels::WireIndex format = 0;  // of the values
   PositionCoding position_coding = PositionCoding::kAll;
   ValueCoding value_coding = ValueCoding::kCodes;
   uint64_t count = 0;

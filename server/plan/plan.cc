@@ -88,7 +88,7 @@ void AddTensor(const RunSpec& spec, const TensorSpec& t, Shard* shard) {
     Add(&OfKind(bytes, plane.kind), aligned);
     Add(&bytes.padding, aligned - NeededPlaneBytes(plane, t.elements));
   }
-  Add(&shard->plan.scales, ScaleCount(t));
+  Add(&shard->plan.scales, ScaleRoom(spec, t));
   Add(&shard->plan.kept_bytes, KeptBytes(spec, t));
   shard->plan.matrix_bytes = std::max(shard->plan.matrix_bytes, MatrixBytes(spec, t));
   AddSlab(SlabBytes(spec, t), shard);
@@ -123,7 +123,37 @@ uint64_t WindowBytes(const RunSpec& spec, uint64_t push_bytes) {
                   Sum(std::max(spec.credit_bytes, chunk_bytes), kChunksBeyondCredit * chunk_bytes));
 }
 
+// Adds what versions take that readers follow, and what is under way to them. Any of them may follow in any format.
+void AddFollowing(const RunSpec& spec, Plan* plan) {
+  plan->encoded_scales = plan->send_buffer_scales;
+  if (!spec.follow) return;
+  uint64_t message = VersionMessageBytes(*plan);
+  uint64_t versions = Product(ServedSeriesCount(spec), FollowMemoryBytes(spec, *plan));
+  for (const kernels::WireIndex format : FollowedFormats(spec)) {
+    const RunSpec served = ServedIn(spec, format);
+    const Plan serving = PlanOfServing(served);
+    message = std::max(message, VersionMessageBytes(serving));
+    Add(&versions, FollowMemoryBytes(served, serving));
+    plan->encoded_scales = std::max(plan->encoded_scales, serving.send_buffer_scales);
+  }
+  const uint64_t messages = Product(spec.follow->readers, message);
+  // Who reads from the disk has a chunk, and the MiB that it is in.
+  const bool reads_disk = spec.follow->tags > 0 && spec.checkpoints.has_value();
+  const uint64_t reads = reads_disk ? Sum(messages, Product(spec.follow->readers, kStoredReadBytes)) : 0;
+  plan->shards[0].bytes.following = Sum(Sum(versions, TagMemoryBytes(spec, *plan)), Sum(messages, reads));
+}
+
 }  // namespace
+
+Plan PlanOfServing(const RunSpec& spec) {
+  Plan plan{.tensors = spec.tensors.size(), .chunk_elements = spec.chunk_elements};
+  for (const TensorSpec& t : spec.tensors) {
+    AddServing(spec, t, &plan);
+    Add(&plan.parameters, t.elements);
+  }
+  plan.encoded_scales = plan.send_buffer_scales;
+  return plan;
+}
 
 uint64_t MatrixBytes(const RunSpec& spec, const TensorSpec& t) {
   if (!IsOverMatrix(spec, t)) return 0;
@@ -152,6 +182,15 @@ uint64_t VersionMessageBytes(const Plan& plan) {
 uint64_t TagMemoryBytes(const RunSpec& spec, const Plan& plan) {
   const uint64_t tags = spec.follow ? spec.follow->tags : 0;
   return Product(spec.checkpoints ? std::min<uint64_t>(tags, 1) : tags, VersionBytes(spec, plan));
+}
+
+uint64_t ScaleRoom(const RunSpec& spec, const TensorSpec& t) {
+  uint64_t most = ScaleCount(t);
+  for (const kernels::WireIndex format : FollowedFormats(spec)) {
+    const uint64_t row_length = RowLength(t, format);
+    if (row_length > 0) most = std::max(most, t.elements / row_length);
+  }
+  return most;
 }
 
 ChunkScales ScalesOfChunks(const RunSpec& spec, const TensorSpec& t) {
@@ -208,14 +247,7 @@ Plan MakePlan(const RunSpec& spec, Placement placement) {
   Add(&plan.shards[0].bytes.staging, plan.reader_bytes);
   if (HasJournal(spec)) Add(&plan.shards[0].bytes.staging, kJournalBuffers);
   plan.shards[0].bytes.client_state = ClientStateBytes(spec.ranks, SnapshotImages(spec));
-  if (spec.follow) {
-    const uint64_t messages = Product(spec.follow->readers, VersionMessageBytes(plan));
-    // Who reads from the disk has a chunk, and the MiB that it is in.
-    const bool reads_disk = spec.follow->tags > 0 && spec.checkpoints.has_value();
-    const uint64_t reads = reads_disk ? Sum(messages, Product(spec.follow->readers, kStoredReadBytes)) : 0;
-    const uint64_t versions = Product(FollowedSeriesCount(spec), FollowMemoryBytes(spec, plan));
-    plan.shards[0].bytes.following = Sum(Sum(versions, TagMemoryBytes(spec, plan)), Sum(messages, reads));
-  }
+  AddFollowing(spec, &plan);
   for (const ShardPlan& shard : plan.shards) plan.bytes += shard.bytes;
   return plan;
 }

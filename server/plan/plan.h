@@ -88,6 +88,7 @@ struct Plan {
   uint64_t reader_bytes = 0;        // part of bytes.staging: what readers hold, and that copy, at most
   uint64_t send_buffer_bytes = 0;   // for each of SendBufferCount(spec) buffers
   uint64_t send_buffer_scales = 0;  // likewise
+  uint64_t encoded_scales = 0;      // the most of a chunk, in whichever format it is served
   // For each of kSmallSendBuffers of a rank, and of digests, where some tensors are small.
   uint64_t small_buffer_bytes = 0, small_buffer_scales = 0;
 };
@@ -146,6 +147,9 @@ inline uint64_t SlabBytes(const RunSpec& spec, const TensorSpec& t) {
   return AlignUp(t.elements * WireBytes(SlabFormat(spec, t)));
 }
 
+// Scales that a tensor has room for on its device: as many as it is served with, or followed in, whatever needs most.
+uint64_t ScaleRoom(const RunSpec& spec, const TensorSpec& t);
+
 // The scales that a tensor's chunks are sent with, when it is served with some.
 struct ChunkScales {
   uint64_t most = 0;  // of one chunk
@@ -179,10 +183,13 @@ inline uint64_t FollowMemoryBytes(const RunSpec& spec, const Plan& plan) {
 // What versions that have names take beside that: on a disk the one that is being written there; in memory all.
 uint64_t TagMemoryBytes(const RunSpec& spec, const Plan& plan);
 
-// What readers may follow: the weights, and each average of them where the spec says so.
-inline size_t FollowedSeriesCount(const RunSpec& spec) {
+// What readers may follow as it is served: the weights, and each average of them where the spec says so.
+inline size_t ServedSeriesCount(const RunSpec& spec) {
   return 1 + (spec.follow && spec.follow->averages ? spec.averages.size() : 0);
 }
+// What readers are sent of a run, and no more of its plan: parameters, tensors, and what weights take. Of the run itself,
+// or as it is followed in a format (ServedIn).
+Plan PlanOfServing(const RunSpec& spec);
 
 // What is kept of a tensor's gradient from one curvature probe to the next: a multiple of kAlignment.
 inline uint64_t KeptBytes(const RunSpec& spec, const TensorSpec& t) {

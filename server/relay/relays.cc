@@ -58,9 +58,10 @@ std::vector<v1::RunStatus> Relays::ListRuns() const {
 }
 
 absl::Status Relays::Refusal() const {
-  return absl::FailedPreconditionError(absl::StrCat("this daemon is a relay of ", upstream_,
-                                                    ", and serves the newest versions of weights alone; "
-                                                    "train, and ask for all else, there"));
+  return absl::FailedPreconditionError(
+      absl::StrCat("this daemon is a relay of ", upstream_,
+                   ", and serves the newest versions of weights alone, as they are served; "
+                   "train, and ask for all else, there"));
 }
 
 double Relays::busy_s() const {

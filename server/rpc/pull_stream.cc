@@ -30,7 +30,7 @@ absl::Status CheckDigests(const PullOrder& order) {
 }
 
 absl::Status CheckSeries(const PullOrder& order) {
-  if (!order.series) return absl::OkStatus();
+  if (!order.series.average) return absl::OkStatus();
   if (!order.digests.empty()) {
     return absl::InvalidArgumentError("digests are of the weights, not of an average: leave one of them out");
   }
@@ -62,8 +62,9 @@ absl::Status PullStream::Begin(const grpc::CallbackServerContext& context, const
   order.digests.assign(request.digests().begin(), request.digests().end());
   ASSIGN_OR_RETURN(order.slots, ToStateSlots(request));
   ASSIGN_OR_RETURN(order.parts, ToParts(request, order.slots, run_->spec(), run_->chunk_starts()));
-  ASSIGN_OR_RETURN(order.series, ToWeightSeries(request.has_average() ? std::optional(request.average()) : std::nullopt,
-                                                run_->spec()));
+  if (request.has_average()) {
+    ASSIGN_OR_RETURN(order.series.average, ToAverage(request.average(), run_->spec()));
+  }
   RETURN_IF_ERROR(CheckDigests(order));
   RETURN_IF_ERROR(CheckSeries(order));
   run_->Pull(shared_from_this(), std::move(order));

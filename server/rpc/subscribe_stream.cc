@@ -30,6 +30,10 @@ absl::Status SubscribeStream::Begin(const grpc::CallbackServerContext& context, 
     return environment_.relays->Refusal();  // the weights' newest versions are here alone
   }
   RETURN_IF_ERROR(FindRun(request.run_id()));
+  if (environment_.relays != nullptr && !request.format().empty() &&
+      !IsServedIn(run_->spec(), kernels::FindWireFormat(request.format()))) {
+    return environment_.relays->Refusal();
+  }
   ASSIGN_OR_RETURN(FollowOrder order, ToFollowOrder(request, run_->spec()));
   run_->Follow(shared_from_this(), std::move(order));
   return absl::OkStatus();
@@ -57,8 +61,7 @@ void SubscribeStream::Write(const VersionChunk& chunk) {
   v1::ChangedChunk& out = *message_.add_batch()->mutable_chunk();
   out.set_tensor(chunk.tensor);
   out.set_chunk(chunk.chunk);
-  const auto format = static_cast<size_t>(run_->spec().tensors[chunk.tensor].serving_format);
-  out.set_format(kernels::WireFormats()[format].name);
+  out.set_format(WireFormatAt(chunk.format).name);
   out.set_position_coding(static_cast<v1::PositionCoding>(chunk.position_coding));
   out.set_value_coding(static_cast<v1::ValueCoding>(chunk.value_coding));
   out.set_count(chunk.count);

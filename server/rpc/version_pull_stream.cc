@@ -39,8 +39,7 @@ void VersionPullStream::Write(const VersionChunk& chunk) {
   out.set_step(step_);
   out.set_tensor(chunk.tensor);
   out.set_chunk(chunk.chunk);
-  const auto format = static_cast<size_t>(run_->spec().tensors[chunk.tensor].serving_format);
-  out.set_format(kernels::WireFormats()[format].name);
+  out.set_format(WireFormatAt(chunk.format).name);
   out.set_last(chunk.last);
   out.mutable_scales()->Add(chunk.scales.begin(), chunk.scales.end());
   out.set_data(chunk.values.data(), chunk.values.size());

@@ -3,6 +3,7 @@
 // streams.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -76,6 +77,8 @@ struct FollowSettings {
   uint32_t readers = 16;  // at a time
   uint32_t tags = 0;      // versions that may have names, at a time
   bool averages = false;  // also RunSpec::averages
+  // Also in these, each once; none in which all tensors are served.
+  std::vector<kernels::WireIndex> formats = {};
 };
 
 inline constexpr size_t kMostAverages = 4;  // of a run's weights
@@ -190,12 +193,41 @@ inline std::vector<std::vector<double>> HyperOfSpec(const RunSpec& spec) {
   return values;
 }
 
-inline uint64_t WireBytes(kernels::WireIndex format) {
-  return kernels::WireFormats()[static_cast<size_t>(format)].bytes;
+inline const kernels::WireFormat& WireFormatAt(kernels::WireIndex format) {
+  return kernels::WireFormats()[static_cast<size_t>(format)];
 }
+inline uint64_t WireBytes(kernels::WireIndex format) { return WireFormatAt(format).bytes; }
 inline uint64_t GradientBytes(const TensorSpec& t) { return t.elements * WireBytes(t.gradient_format); }
 inline uint64_t ServingBytes(const TensorSpec& t) { return t.elements * WireBytes(t.serving_format); }
 inline uint64_t ScaleCount(const TensorSpec& t) { return t.row_length == 0 ? 0 : t.elements / t.row_length; }
+
+// How many elements share a scale where the tensor is served in this format: a row, that is the last dimension. A tensor
+// of one dimension, or with rows of one element, counts as one row. 0: the format has no scales.
+inline uint64_t RowLength(const TensorSpec& t, kernels::WireIndex format) {
+  const kernels::Scaling scaling = WireFormatAt(format).scaling;
+  if (scaling == kernels::Scaling::kNone) return 0;
+  const bool rows = scaling == kernels::Scaling::kRow && t.shape.size() > 1 && t.shape.back() > 1;
+  return rows ? t.shape.back() : t.elements;
+}
+// Whether all tensors are served in this format.
+inline bool IsServedIn(const RunSpec& spec, kernels::WireIndex format) {
+  return std::all_of(spec.tensors.begin(), spec.tensors.end(),
+                     [format](const TensorSpec& t) { return t.serving_format == format; });
+}
+// The run as readers have it who follow it in this format: as one that is served in it.
+inline RunSpec ServedIn(RunSpec spec, kernels::WireIndex format) {
+  for (TensorSpec& t : spec.tensors) {
+    t.serving_format = format;
+    t.row_length = RowLength(t, format);
+  }
+  if (spec.follow) spec.follow->formats.clear();
+  return spec;
+}
+// The formats, beside those that the tensors are served in, in which readers may follow the run.
+inline std::span<const kernels::WireIndex> FollowedFormats(const RunSpec& spec) {
+  if (!spec.follow) return {};
+  return spec.follow->formats;
+}
 
 // Chunk k of a tensor is elements [ChunkBegin, ChunkEnd).
 inline uint64_t ChunkCount(const RunSpec& spec, const TensorSpec& t) {
@@ -220,9 +252,12 @@ struct ScaleRange {
   uint64_t first = 0, last = 0;
   uint64_t size() const { return last - first; }
 };
+inline ScaleRange ScalesOf(uint64_t row_length, uint64_t first, uint64_t last) {
+  if (row_length == 0) return {};
+  return {first / row_length, (last - 1) / row_length + 1};
+}
 inline ScaleRange ScalesOf(const TensorSpec& t, uint64_t first, uint64_t last) {
-  if (t.row_length == 0) return {};
-  return {first / t.row_length, (last - 1) / t.row_length + 1};
+  return ScalesOf(t.row_length, first, last);
 }
 
 }  // namespace ballast

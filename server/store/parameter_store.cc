@@ -58,7 +58,7 @@ std::vector<ParameterStore::KindBytes> ParameterStore::LayOut() {
     const StoredPlanes planes(*environment_.spec, environment_.spec->tensors[i]);
     const size_t of_kernel = KernelOf(*environment_.spec, i).planes.size();
     spots_[i].first_scale = end.scales;
-    end.scales += ScaleCount(environment_.spec->tensors[i]);
+    end.scales += ScaleRoom(*environment_.spec, environment_.spec->tensors[i]);
     spots_[i].first_kept = end.kept;
     end.kept += KeptBytes(*environment_.spec, environment_.spec->tensors[i]);
     for (size_t p = 0; p < planes.size() && !stays_[i]; ++p) {
@@ -85,7 +85,7 @@ absl::Status ParameterStore::Allocate(const ShardPlan& plan, const KindBytes& ow
   ASSIGN_OR_RETURN(shard->matrix, device->Allocate(plan.matrix_bytes, Place::kDevice));
   ASSIGN_OR_RETURN(shard->queue, device->NewQueue({.tiles = plan.statistics_tiles,
                                                    .payload_bytes = environment_.spec->chunk_elements * sizeof(float),
-                                                   .scales = environment_.plan->send_buffer_scales,
+                                                   .scales = environment_.plan->encoded_scales,
                                                    .elements = environment_.plan->parameters,
                                                    .averages = !environment_.spec->averages.empty()}));
   return absl::OkStatus();
@@ -130,8 +130,8 @@ std::byte* ParameterStore::PlaneAt(uint32_t tensor, size_t plane) const {
 }
 
 const kernels::MasterFormat& ParameterStore::MasterOf(uint32_t tensor, WeightSeries series) const {
-  return series ? kernels::AverageMaster()
-                : *environment_.spec->groups[environment_.spec->tensors[tensor].group].master;
+  return series.average ? kernels::AverageMaster()
+                        : *environment_.spec->groups[environment_.spec->tensors[tensor].group].master;
 }
 
 std::array<std::byte*, kernels::kMaxPlanes> ParameterStore::MasterPlanes(uint32_t tensor, const StoreImage* image,
@@ -142,8 +142,8 @@ std::array<std::byte*, kernels::kMaxPlanes> ParameterStore::MasterPlanes(uint32_
   const auto add = [&](size_t p) {
     planes[next++] = image == nullptr ? PlaneAt(tensor, p) : PlaneIn(*image, tensor, p);
   };
-  if (series) {
-    const size_t first = FirstPlaneOfAverage(*environment_.spec, environment_.spec->tensors[tensor], *series);
+  if (series.average) {
+    const size_t first = FirstPlaneOfAverage(*environment_.spec, environment_.spec->tensors[tensor], *series.average);
     for (size_t p = 0; p < kAveragePlanes; ++p) add(first + p);
     return planes;
   }
@@ -239,7 +239,7 @@ void ParameterStore::SubmitAverages(TensorRange range, uint64_t step, bool begin
   const RunSpec& spec = *environment_.spec;
   const TensorSpec& t = spec.tensors[range.tensor];
   for (uint32_t a = 0; a < spec.averages.size(); ++a) {
-    const auto weights = MasterPlanes(range.tensor), planes = MasterPlanes(range.tensor, nullptr, a);
+    const auto weights = MasterPlanes(range.tensor), planes = MasterPlanes(range.tensor, nullptr, {.average = a});
     AverageTask task{.master = spec.groups[t.group].master, .first = range.first, .last = range.last};
     std::copy_n(weights.begin(), std::size(task.average.weights), task.average.weights);
     std::copy_n(planes.begin(), std::size(task.average.planes), task.average.planes);
@@ -295,7 +295,8 @@ kernels::TileStatistics* ParameterStore::TilesOf(uint32_t tensor) const {
 
 float* ParameterStore::PresentScales(uint32_t tensor, const StoreImage* image, WeightSeries series) {
   const TensorSpec& t = environment_.spec->tensors[tensor];
-  if (t.row_length == 0) return nullptr;
+  const uint64_t row_length = RowLength(t, series.format.value_or(t.serving_format));
+  if (row_length == 0) return nullptr;
   Spot& spot = spots_[tensor];
   float* const scales = reinterpret_cast<float*>(ShardOf(tensor).scales.data()) + spot.first_scale;
   const void* const wanted = image == nullptr ? static_cast<const void*>(this) : image;
@@ -305,7 +306,7 @@ float* ParameterStore::PresentScales(uint32_t tensor, const StoreImage* image, W
            ScaleTask{.master = &MasterOf(tensor, series),
                      .planes = MasterPlanes(tensor, image, series),
                      .elements = t.elements,
-                     .row_length = t.row_length,
+                     .row_length = row_length,
                      .scales = scales,
                      .from_aside = image != nullptr},
            [](const TaskResult&) {});
@@ -340,20 +341,22 @@ DeviceQueue::Completion ParameterStore::WhenEncoded(TensorRange range, TensorRan
 void ParameterStore::EncodeWeights(TensorRange wanted, WeightPiece* out, Done done, const StoreImage* image,
                                    WeightSeries series) {
   const TensorSpec& t = environment_.spec->tensors[wanted.tensor];
+  const kernels::WireIndex format = series.format.value_or(t.serving_format);
+  const uint64_t row_length = RowLength(t, format);
   const TensorRange range = TilesAround(wanted);
-  auto sealed = WhenEncoded(wanted, range, WireBytes(t.serving_format), out, std::move(done));
-  std::byte* const to = out->Resize((range.last - range.first) * WireBytes(t.serving_format));
-  out->scales.resize(ScalesOf(t, range.first, range.last).size());
+  auto sealed = WhenEncoded(wanted, range, WireBytes(format), out, std::move(done));
+  std::byte* const to = out->Resize((range.last - range.first) * WireBytes(format));
+  out->scales.resize(ScalesOf(row_length, range.first, range.last).size());
   const float* const scales = PresentScales(range.tensor, image, series);
   Submit(range.tensor,
          EncodeWeightsTask{.master = &MasterOf(range.tensor, series),
                            .planes = MasterPlanes(range.tensor, image, series),
-                           .format = t.serving_format,
+                           .format = format,
                            .first = range.first,
                            .last = range.last,
                            .out = to,
                            .scales = scales,
-                           .row_length = t.row_length,
+                           .row_length = row_length,
                            .scales_out = out->scales.data(),
                            .crc32c = &out->crc32c,
                            .from_aside = image != nullptr},

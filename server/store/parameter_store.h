@@ -122,7 +122,7 @@ class ParameterStore {
   void Curvature(uint32_t tensor, const UpdateValues& values, Done done);
   // Encodes weights in the tensor's serving format, with the scales of its present weights, into `out`, which stays
   // valid until done, is resized to fit, and sealed. `image`: encodes the weights saved there, before this call, instead.
-  // An average goes as weights do.
+  // An average goes as weights do, and weights in the series' format as in a serving format.
   void EncodeWeights(TensorRange range, WeightPiece* out, Done done, const StoreImage* image = nullptr,
                      WeightSeries series = {});
   // As EncodeWeights, but in fp32, without scales: all that the store has of the weights, rounded where the master
@@ -202,7 +202,7 @@ class ParameterStore {
     uint64_t first_average = 0;                             // where its averages' planes begin, one after another
     uint64_t first_scale = 0;                               // in the shard's
     const void* scales_of = nullptr;                        // the store's as it is, an image's, or nobody's
-    WeightSeries scales_series = {};                        // and of which of its weights
+    WeightSeries scales_series = {};                        // and of which of its weights, in which format
     bool state_loaded = false;
     uint64_t first_kept = 0;                  // in the shard's, in bytes
     std::optional<uint64_t> kept_after = {};  // updates when the gradient was kept; none: it is of no use

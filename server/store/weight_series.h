@@ -1,12 +1,17 @@
-// Which weights of a run: its own, or one of their averages.
+// Which weights of a run, and in which format.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 
+#include "kernels/registry.h"
+
 namespace ballast {
 
-// The average's place in RunSpec::averages; none: the weights themselves.
-using WeightSeries = std::optional<uint32_t>;
+struct WeightSeries {
+  std::optional<uint32_t> average = {};           // its place in RunSpec::averages; none: the weights themselves
+  std::optional<kernels::WireIndex> format = {};  // of all tensors; none: each in its serving format
+  bool operator==(const WeightSeries&) const = default;
+};
 
 }  // namespace ballast

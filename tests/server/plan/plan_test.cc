@@ -179,6 +179,27 @@ TEST(PlanTest, VersionsForReadersTakeMemoryWhereTheRunMayBeFollowed) {
   EXPECT_EQ(MakePlan(Made(wire)).bytes.following, 3 * FollowMemoryBytes(spec, plan) + 5 * VersionMessageBytes(plan));
 }
 
+TEST(PlanTest, EachFormatThatIsFollowedTakesWhatARunTakesThatServesIt) {
+  v1::RunSpec wire = testing::SmallSpec();
+  wire.mutable_follow()->set_readers(5);
+  uint64_t versions = 0, message = 0, scales = 0;
+  const uint64_t alone = MakePlan(Made(wire)).shards[0].scales;
+  for (const char* format : {"", "bf16", "int8-row", "fp8-e4m3"}) {
+    v1::RunSpec served = wire;
+    served.mutable_groups(0)->set_serving(format);
+    const RunSpec spec = Made(served);
+    const Plan plan = MakePlan(spec);
+    versions += FollowMemoryBytes(spec, plan);
+    message = std::max(message, VersionMessageBytes(plan));
+    scales = std::max(scales, plan.shards[0].scales);
+  }
+  for (const char* format : {"bf16", "int8-row", "fp8-e4m3"}) wire.mutable_follow()->add_formats(format);
+  const Plan plan = MakePlan(Made(wire));
+  EXPECT_EQ(plan.bytes.following, versions + 5 * message);
+  EXPECT_GT(scales, alone);
+  EXPECT_EQ(plan.shards[0].scales, scales) << "int8 has a scale for each row, on the device";
+}
+
 // In 64 bits alone the sum would be some TB.
 TEST(PlanTest, ARunTooLargeToCountFitsNowhere) {
   const RunSpec spec = Made(UncountableSpec());
