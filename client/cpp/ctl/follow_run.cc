@@ -27,6 +27,7 @@ struct FollowFlags {
   uint64_t every = 1, versions = 0;
   FollowedFiles::Kept kept = {};
   std::optional<double> average = {};
+  std::string format = {};
 };
 
 absl::StatusOr<FollowFlags> FlagsOf(const Invocation& invocation) {
@@ -44,7 +45,7 @@ absl::StatusOr<FollowFlags> FlagsOf(const Invocation& invocation) {
   }
   flags.tag = invocation.Get("tag", "");
   if (!flags.tag.empty()) {
-    for (const char* other : {"every", "versions", "changes", "average"}) {
+    for (const char* other : {"every", "versions", "changes", "average", "format"}) {
       if (!invocation.Has(other)) continue;
       return absl::InvalidArgumentError(
           absl::StrCat("--tag is one version of the weights, alone: leave out --", other));
@@ -58,6 +59,7 @@ absl::StatusOr<FollowFlags> FlagsOf(const Invocation& invocation) {
     }
     flags.average = decay;
   }
+  flags.format = invocation.Get("format", "");
   if (flags.kept.retain == 0) {
     return absl::InvalidArgumentError("--retain is 0; wanted how many whole files are kept, 1 or more");
   }
@@ -127,7 +129,8 @@ int FollowRun(const Invocation& invocation) {
                                                                 .every = flags->every,
                                                                 .marks_changed = flags->kept.changes > 0,
                                                                 .tag = flags->tag,
-                                                                .average = flags->average});
+                                                                .average = flags->average,
+                                                                .format = flags->format});
   if (!subscriber.ok()) return Fail(invocation, InCommandLine(subscriber.status()));
   auto files = FollowedFiles::Open(flags->out, run, flags->kept);
   if (!files.ok()) return Fail(invocation, files.status());
@@ -155,6 +158,8 @@ Command FollowCommand() {
       .flags = {{"out", "DIR", "the folder; made if need be"},
                 {"every", "N", "no version nearer to the last one than so many steps; 1"},
                 {"average", "DECAY", "of the weights' average with this decay, in place of the weights"},
+                {"format", "FORMAT",
+                 "of the weights in this format, as bf16, which the run's follow has in its formats"},
                 {"versions", "N", "end after so many"},
                 {"tag", "NAME", "the version of this name (ballastctl tag) alone, and end"},
                 {"retain", "N", "whole files of the run that are kept there, the newest, with what follows them; 2"},

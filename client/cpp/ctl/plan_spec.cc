@@ -115,6 +115,9 @@ absl::Status TakeSteps(const Invocation& invocation, v1::RunSpec* spec) {
   if (*readers > 0) spec->mutable_follow()->set_readers(static_cast<uint32_t>(std::min<uint64_t>(*readers, kMost)));
   const auto tags = WholeNumber("--tags", invocation.Get("tags", "0"));
   if (!tags.ok()) return tags.status();
+  for (const auto format : absl::StrSplit(invocation.Get("reader-formats", ""), ',', absl::SkipEmpty())) {
+    spec->mutable_follow()->add_formats(std::string(format));
+  }
   if (*tags > 0) spec->mutable_follow()->set_tags(static_cast<uint32_t>(std::min<uint64_t>(*tags, kMost)));
   spec->set_commit(commit == "staged" ? v1::COMMIT_MODE_STAGED : v1::COMMIT_MODE_RELEASE);
   return absl::OkStatus();
@@ -139,6 +142,7 @@ std::vector<Flag> PlanFlags() {
           {"commit", "MODE", "release (default) or staged, which keeps all gradients until they are judged"},
           {"snapshots", "N", "of past steps, in host memory, to rewind to; default 0"},
           {"readers", "N", "who follow the run at a time, as `ballastctl follow` does; default 0"},
+          {"reader-formats", "FORMATS", "what they may follow it in beside --serving, as bf16,fp8-e4m3; default none"},
           {"tags", "N", "versions of the weights that may have names at a time, as `ballastctl tag` gives; default 0"},
           {"averages", "DECAYS", "averages of the weights that the daemon keeps, as .999,.9999; default none"}};
 }

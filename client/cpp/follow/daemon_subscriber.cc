@@ -5,8 +5,10 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+
+#include "client/cpp/follow/subscribed_series.h"
+#include "client/cpp/follow/version_tags.h"
 
 namespace ballast {
 namespace {
@@ -14,46 +16,11 @@ namespace {
 // Calls in a row that end on this side before that is told.
 constexpr int kMostRefusals = 3;
 
-absl::Status OlderThanFollowing(const Connection& connection) {
-  return absl::UnimplementedError(absl::StrCat("the daemon at ", connection.server(),
-                                               " is older than this client, and no reader can follow its runs: "
-                                               "update the daemon"));
-}
-
 absl::StatusOr<v1::GetRunResponse> AskForRun(Connection& connection, const std::string& run_id) {
   v1::GetRunRequest request;
   request.set_run_id(run_id);
   return CallAgain(connection, absl::StrCat("asking for run '", run_id, "'"), connection.admin(),
                    &v1::AdminService::Stub::GetRun, request);
-}
-
-// Why a run without RunSpec.follow cannot be followed. A daemon that does not know that field says nothing of it.
-absl::Status ExplainUnfollowed(Connection& connection, const std::string& run_id) {
-  grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + Connection::kCallTimeout));
-  v1::SubscribeRequest request;
-  request.set_run_id(run_id);
-  const auto reader = connection.follow().Subscribe(&context, request);
-  v1::VersionPart part;
-  if (reader->Read(&part)) context.TryCancel();
-  while (reader->Read(&part)) continue;
-  if (absl::IsUnimplemented(FromGrpc(reader->Finish()))) return OlderThanFollowing(connection);
-  return absl::FailedPreconditionError(absl::StrCat(
-      "run '", run_id, "' at ", connection.server(),
-      " has no RunSpec.follow, so nobody may follow it: create the run with follow, or amend it (AmendRun)"));
-}
-
-absl::Status CheckFollowed(Connection& connection, const v1::RunSpec& spec, const SubscribeOptions& subscription) {
-  if (!spec.has_follow()) return ExplainUnfollowed(connection, subscription.run_id);
-  const auto& kept = spec.averages();
-  if (!subscription.average) return absl::OkStatus();
-  const bool keeps = std::find(kept.begin(), kept.end(), *subscription.average) != kept.end();
-  if (keeps && spec.follow().averages()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      "run '", subscription.run_id, "' at ", connection.server(), " has no average with the decay ",
-      *subscription.average, " that may be followed: ",
-      keeps ? "its follow is for the weights alone; create it with follow.averages, or amend it"
-            : absl::StrCat("it keeps ", kept.empty() ? "none" : absl::StrJoin(kept, ", "), " (RunSpec.averages)")));
 }
 
 }  // namespace
@@ -74,16 +41,18 @@ absl::StatusOr<std::unique_ptr<DaemonSubscriber>> DaemonSubscriber::Open(ClientO
         absl::StrCat("following a run on several daemons (", options.server,
                      ") is not supported: a run can be followed that one daemon has all of"));
   }
+  if (auto s = CheckSubscription(subscription); !s.ok()) return s;
   auto closing = std::make_shared<std::atomic<bool>>(false);
   options.interrupted = [closing, asked = std::move(options.interrupted)] { return *closing || (asked && asked()); };
   auto connection = Connection::Open(std::move(options));
   if (!connection.ok()) return connection.status();
-  const auto run = AskForRun(**connection, subscription.run_id);
+  auto run = AskForRun(**connection, subscription.run_id);
   if (!run.ok()) return run.status();
   if (auto s = CheckFollowed(**connection, run->spec(), subscription); !s.ok()) return s;
   if (!subscription.tag.empty()) {
-    if (auto s = CheckRollback(**connection, subscription, subscription.tag); !s.ok()) return s;
+    if (auto s = CheckTag(**connection, subscription.run_id, subscription.tag); !s.ok()) return s;
   }
+  ServeIn(subscription.format, run->mutable_spec());
   auto weights = FollowedWeights::Create(run->spec(), run->status().plan().chunk_elements());
   if (!weights.ok()) return weights.status();
   return std::unique_ptr<DaemonSubscriber>(
@@ -202,6 +171,7 @@ absl::Status DaemonSubscriber::ReadSpecAgain() {
     if (!status.ok()) return status;
   }
   if (auto s = CheckFollowed(*connection_, run.spec(), subscription_); !s.ok()) return s;
+  ServeIn(subscription_.format, run.mutable_spec());
   const uint64_t chunk_elements = run.status().plan().chunk_elements();
   if (weights_.Fit(run.spec(), chunk_elements)) return absl::OkStatus();
   auto weights = FollowedWeights::Create(run.spec(), chunk_elements);
@@ -221,6 +191,7 @@ v1::SubscribeRequest DaemonSubscriber::Request() const {
   if (asked_.empty()) {
     request.set_every(subscription_.every);
     if (subscription_.average) request.set_average(*subscription_.average);
+    request.set_format(subscription_.format);
     if (have_) *request.mutable_have() = *have_;
   } else {
     request.mutable_version()->set_tag(asked_);

@@ -49,9 +49,6 @@ class DaemonSubscriber final : public Subscriber {
                    SubscribeOptions subscription, FollowedWeights weights);
 
   absl::Status CheckReading(uint32_t tensor) const;
-  // Whether a subscriber can go to this version.
-  static absl::Status CheckRollback(Connection& connection, const SubscribeOptions& subscription,
-                                    const std::string& tag);
   // From now on the version of this name, or, where it is empty, the newest ones.
   void Turn(std::string tag);
 

@@ -1,23 +1,15 @@
 // A subscriber that goes to a version that has a name, and back to the newest ones.
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-
 #include "client/cpp/follow/daemon_subscriber.h"
+#include "client/cpp/follow/subscribed_series.h"
 #include "client/cpp/follow/version_tags.h"
 
 namespace ballast {
 
-absl::Status DaemonSubscriber::CheckRollback(Connection& connection, const SubscribeOptions& subscription,
-                                             const std::string& tag) {
-  if (!subscription.average) return CheckTag(connection, subscription.run_id, tag);
-  return absl::InvalidArgumentError(absl::StrCat("going to version '", tag, "' of run '", subscription.run_id,
-                                                 "' in a subscription to an average of its weights: names are of "
-                                                 "versions of the weights; subscribe without an average"));
-}
-
 absl::Status DaemonSubscriber::Rollback(const std::string& tag) {
-  if (auto s = CheckRollback(*connection_, subscription_, tag); !s.ok()) return s;
+  if (auto s = CheckNameable(subscription_, tag); !s.ok()) return s;
+  if (auto s = CheckTag(*connection_, subscription_.run_id, tag); !s.ok()) return s;
   Turn(tag);
   return absl::OkStatus();
 }

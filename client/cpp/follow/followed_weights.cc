@@ -32,16 +32,11 @@ absl::Status CheckShapes(const v1::RunSpec& spec) {
   return absl::OkStatus();
 }
 
-const std::string& ServingOf(const v1::RunSpec& spec, const v1::TensorSpec& tensor) {
-  const int group = static_cast<int>(tensor.group());
-  return group < spec.groups_size() ? spec.groups(group).serving() : v1::GroupSpec::default_instance().serving();
-}
-
 bool SameAsServed(const v1::RunSpec& a, const v1::RunSpec& b, int i) {
   const v1::TensorSpec &one = a.tensors(i), &other = b.tensors(i);
   return one.name() == other.name() && one.dtype() == other.dtype() &&
          std::equal(one.shape().begin(), one.shape().end(), other.shape().begin(), other.shape().end()) &&
-         ServingOf(a, one) == ServingOf(b, other);
+         ServingFormat(a, one) == ServingFormat(b, other);
 }
 
 }  // namespace

@@ -23,7 +23,8 @@
 // or tensors whose digest does, are asked for again, as is what comes out of order: three times in a row.
 //
 // Errors: absl::Status with the daemon's code and message, and then every Next returns it. NOT_FOUND: there is no such
-// run, or it was deleted. FAILED_PRECONDITION: it has no RunSpec.follow, not that average, or no weights yet. UNIMPLEMENTED: the daemon is
+// run, or it was deleted. FAILED_PRECONDITION: it has no RunSpec.follow, not that average or format, or no weights yet.
+// INVALID_ARGUMENT: this client knows no such format, or two options exclude each other. UNIMPLEMENTED: the daemon is
 // older than this; or `server` names several. RESOURCE_EXHAUSTED: it has as many readers as it takes, or there is no
 // memory for its weights. DATA_LOSS, INTERNAL: what comes is damaged, or out of order, again and again. UNAVAILABLE: the
 // daemon cannot be reached. CANCELLED: Close was called.
@@ -55,6 +56,9 @@ struct SubscribeOptions {
   std::string tag = {};  // begins as after Rollback(tag)
   // In place of the weights their average with this decay, one of RunSpec.averages, where RunSpec.follow.averages is set.
   std::optional<double> average = {};
+  // All tensors in this format, one of RunSpec.follow.formats or the one that they are all served in, such as bf16 of a run
+  // that is served in fp32; not beside `average` or `tag`. Empty: each as it is served.
+  std::string format = {};
 };
 
 struct FollowedVersion {
@@ -96,7 +100,9 @@ class Subscriber {
   // Waits until Next has something to do or to tell, and changes no weights. False: nothing within timeout_s.
   virtual bool Await(double timeout_s) = 0;
 
-  // Of the weights that are here. It changes within Next alone: FollowedVersion.respecified.
+  // Of the weights that are here. It changes within Next alone: FollowedVersion.respecified. Where they are followed in a
+  // format that is that of a run which is served in it: its groups' `serving`, and, where a trainer may compute in it (fp32,
+  // bf16, fp16), its tensors' `dtype`.
   virtual const v1::RunSpec& spec() const = 0;
   // Whether there are: the others of these calls are FAILED_PRECONDITION where not.
   virtual bool readable() const = 0;
@@ -113,7 +119,8 @@ class Subscriber {
   virtual absl::Status ReadChanged(uint32_t tensor, absl::Span<int64_t> places, absl::Span<std::byte> values) const = 0;
   // Goes to the version of this name (v1::FollowService.TagVersion) and stays there: Next returns it, as a version with that
   // `tag`, and then none, until Resume. One that had come already may be returned before it. NOT_FOUND, with the names that
-  // there are, FAILED_PRECONDITION: it cannot be read; INVALID_ARGUMENT: the subscription is to an average; then all is as before. From any thread.
+  // there are, FAILED_PRECONDITION: it cannot be read; INVALID_ARGUMENT: the subscription is to an average, or in another
+  // format; then all is as before. From any thread.
   virtual absl::Status Rollback(const std::string& tag) = 0;
   // Goes on with the newest versions. From any thread.
   virtual void Resume() = 0;

@@ -9,6 +9,11 @@ namespace ballast {
 
 namespace {
 
+const v1::GroupSpec& GroupOf(const v1::RunSpec& spec, const v1::TensorSpec& tensor) {
+  const int group = static_cast<int>(tensor.group());
+  return group < spec.groups_size() ? spec.groups(group) : v1::GroupSpec::default_instance();
+}
+
 // As the daemon counts rows: the last dimension; a tensor of one dimension, or of rows of one element, is one row.
 uint64_t RowLength(const v1::TensorSpec& tensor, uint64_t elements, Scaling scaling) {
   if (scaling == Scaling::kNone) return 0;
@@ -17,15 +22,16 @@ uint64_t RowLength(const v1::TensorSpec& tensor, uint64_t elements, Scaling scal
   return rows ? static_cast<uint64_t>(tensor.shape(last)) : elements;
 }
 
-absl::StatusOr<WireTensor> Describe(const v1::TensorSpec& tensor, const v1::GroupSpec& group, uint64_t chunk_elements) {
+absl::StatusOr<WireTensor> Describe(const v1::RunSpec& spec, const v1::TensorSpec& tensor, uint64_t chunk_elements) {
+  const std::string& gradient = GroupOf(spec, tensor).gradient();
   WireTensor wire;
   wire.name = tensor.name();
   wire.elements = 1;
   for (const int64_t extent : tensor.shape()) wire.elements *= static_cast<uint64_t>(extent);
   wire.chunks = std::max<uint64_t>(1, (wire.elements + chunk_elements - 1) / chunk_elements);
   wire.dtype = tensor.dtype();
-  wire.gradient = group.gradient().empty() ? wire.dtype : group.gradient();
-  wire.serving = group.serving().empty() ? wire.dtype : group.serving();
+  wire.gradient = gradient.empty() ? wire.dtype : gradient;
+  wire.serving = ServingFormat(spec, tensor);
   wire.gradient_element_bytes = FormatBytes(wire.gradient);
   wire.serving_element_bytes = FormatBytes(wire.serving);
   const WireFormat* dtype = FindFormat(wire.dtype);
@@ -55,6 +61,11 @@ absl::Status Take(const Shard& shard, uint64_t chunk_elements, WireTensor* wire)
 
 }  // namespace
 
+const std::string& ServingFormat(const v1::RunSpec& spec, const v1::TensorSpec& tensor) {
+  const std::string& serving = GroupOf(spec, tensor).serving();
+  return serving.empty() ? tensor.dtype() : serving;
+}
+
 absl::StatusOr<TensorTable> TensorTable::Create(const v1::RunSpec& spec, uint64_t chunk_elements,
                                                 const Shards& shards) {
   if (!shards.empty() && shards.size() != static_cast<size_t>(spec.tensors_size())) {
@@ -67,8 +78,7 @@ absl::StatusOr<TensorTable> TensorTable::Create(const v1::RunSpec& spec, uint64_
   table.groups_ = static_cast<size_t>(spec.groups_size());
   table.staged_ = spec.commit() == v1::COMMIT_MODE_STAGED;
   for (const v1::TensorSpec& tensor : spec.tensors()) {
-    const int group = static_cast<int>(tensor.group());
-    auto wire = Describe(tensor, group < spec.groups_size() ? spec.groups(group) : v1::GroupSpec(), chunk_elements);
+    auto wire = Describe(spec, tensor, chunk_elements);
     if (!wire.ok()) return wire.status();
     if (!shards.empty() && shards[table.size()]) {
       if (auto s = Take(*shards[table.size()], chunk_elements, &*wire); !s.ok()) return s;

@@ -57,6 +57,9 @@ struct WireTensor {
   uint64_t weight_bytes() const { return held_elements() * landing_element_bytes(); }
 };
 
+// What the run serves the tensor in.
+const std::string& ServingFormat(const v1::RunSpec& spec, const v1::TensorSpec& tensor);
+
 // Elements [first, last) of a tensor.
 struct ShardPiece {
   uint64_t first = 0, last = 0;

@@ -136,6 +136,7 @@ class Subscriber:
         token_file: str = "",
         tag: str = "",
         average: float | None = None,
+        format: str = "",
     ) -> Subscriber: ...
     def next(self, timeout_s: float) -> dict[str, Any] | None:
         """The next version, whose weights are then here; None: it is not within timeout_s."""

@@ -199,5 +199,6 @@ def _why_unfit(p: nn.Parameter, dtype: str, shape: tuple[int, ...]) -> str | Non
         return f"has shape {tuple(p.shape)} here and {shape} in the run"
     if DTYPES.get(p.dtype) != dtype:
         wanted = next((str(known) for known, name in DTYPES.items() if name == dtype), dtype)
-        return f"is {p.dtype} here and {wanted} in the run: convert the module (module.to({wanted}))"
+        in_its_own = f", or follow it in that dtype (format='{DTYPES[p.dtype]}')" if p.dtype in DTYPES else ""
+        return f"is {p.dtype} here and {wanted} in the run: convert the module (module.to({wanted})){in_its_own}"
     return None

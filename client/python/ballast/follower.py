@@ -30,6 +30,7 @@ def follow(
     run: str | None = None,
     every: int = 1,
     average: float | None = None,
+    format: str | None = None,
     on_version: Callable[[Version], object] | None = None,
     names: Names | None = None,
     tls: Tls | None = None,
@@ -54,6 +55,7 @@ def follow(
     every: no version nearer to the last one than so many steps. on_version: called with each version that has come into the
     module, by the thread that put it there.
     average: as ballast.Subscriber's: the module gets an average of the weights.
+    format: likewise: a module in bfloat16 follows a run that trains in float32 with format="bf16".
     names: where the module's parameters are named otherwise than the run's tensors: {the run's name: the module's}, or a
     function; None for a name leaves a tensor out. What DistributedDataParallel and torch.compile put before names makes no
     difference.
@@ -68,6 +70,7 @@ def follow(
         run,
         every,
         average=average,
+        format=format,
         tls=tls,
         token_file=token_file,
         connect_timeout=connect_timeout,

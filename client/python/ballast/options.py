@@ -104,7 +104,7 @@ class RunOptions(TypedDict, total=False):
         step's gradients, 2 or 4 bytes a parameter, and makes the steps again from them, to the same bits. None:
         "checkpoint".
     journal_steps: with a journal, how many closed steps may wait for the disk before the next one does. None: 16.
-    follow: True, or a ballast.Follow(every, readers): evaluators and inference engines may keep up with the run's weights, by
+    follow: True, or a ballast.Follow(every, readers, ...): evaluators and inference engines may keep up with the run's weights, by
         ballast.follow, ballast.Subscriber or `ballastctl follow`. From the run's beginning on; not of one on several daemons.
     ema: decays of exponential moving averages of the weights, at most four, as [0.999, 0.9999]: the daemon keeps them, 3 bytes
         a parameter each, and moves them at each step that is applied, as torch.optim.swa_utils.AveragedModel does with

@@ -28,7 +28,8 @@ _DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 
 class Tensors(Mapping[str, Tensor]):
-    """A version's weights by name: each access makes a new tensor on the CPU, in the run's dtype. Rejected once the
+    """A version's weights by name: each access makes a new tensor on the CPU, in the run's dtype, or the subscriber's `format`
+    where that is one. Rejected once the
     subscriber has gone on to another version."""
 
     def __init__(self, subscriber: Subscriber, number: int):
@@ -91,7 +92,8 @@ class Subscriber(Uncopyable):
     server, tls, token_file: as the optimizers' options; run: its name, default $BALLAST_RUN. every: no version nearer to
     the last one than so many steps. patches: for patches(); takes a bit of memory for each parameter. at: begins as after
     rollback(at). average: the decay of an average of the weights that the run keeps (ema=, with
-    ballast.Follow(averages=True)), to follow in place of the weights. Raises Rejected if there is no such run, or it cannot
+    ballast.Follow(averages=True)), to follow in place of the weights. format: one of ballast.Follow(formats=...), to follow the
+    weights in; "bf16", "fp16" and "fp32" are the tensors' dtype, others are decoded to that of the run. Raises Rejected if there is no such run, or it cannot
     be followed; Unavailable if no daemon answers. One thread at a time, but for close(), rollback() and resume().
     """
 
@@ -104,6 +106,7 @@ class Subscriber(Uncopyable):
         patches: bool = False,
         at: str | None = None,
         average: float | None = None,
+        format: str | None = None,
         tls: Tls | None = None,
         token_file: str | os.PathLike[str] | None = None,
         connect_timeout: float = 10.0,
@@ -113,12 +116,24 @@ class Subscriber(Uncopyable):
             raise Rejected(f"every={every!r}: it must be a whole number of at least 1")
         if average is not None and (isinstance(average, bool) or not isinstance(average, float)):
             raise Rejected(f"average={average!r}: it must be the decay of an average that the run keeps, as 0.999")
+        if format is not None and (not isinstance(format, str) or not format):
+            raise Rejected(
+                f"format={format!r}: it must be the name of a format that the run may be followed in, as 'bf16'"
+            )
         self.run = run_id(run)
         waits = seconds("connect_timeout", connect_timeout), seconds("reconnect_timeout", reconnect_timeout)
         address = standing(server)
         files = files_of(tls, address, token_file)
         self._core = _core.Subscriber.open(
-            address, self.run, every, bool(patches), *waits, *files, tag=at or "", average=average
+            address,
+            self.run,
+            every,
+            bool(patches),
+            *waits,
+            *files,
+            tag=at or "",
+            average=average,
+            format=format or "",
         )
         self._number = 0  # of the version that is here
         self._changed: tuple[str, ...] = ()  # names, in it

@@ -46,6 +46,8 @@ _WORDS = [
         (r"its spec has no `follow` \(RunSpec\.follow\)", "it was begun without follow=True"),
         (r"\bfollow\.readers\b", "readers of ballast.Follow"),
         (r"\bfollow\.averages\b", "averages=True of ballast.Follow"),
+        (r"\bfollow\.formats(\[\d+\])", r"formats\1 of ballast.Follow"),
+        (r"\bfollow\.formats\b", "formats of ballast.Follow"),
         (r" \(RunSpec\.averages\)", " (ema=)"),
         (r"\baverages(?=\[\d\] is | has \d)", "ema"),
         (r"`ballastctl delete RUN`", "ballast.delete_run('RUN'), or `ballastctl delete RUN`"),

@@ -229,6 +229,22 @@ TEST_F(BallastctlTest, PlanCountsSnapshots) {
   EXPECT_EQ(Ballastctl("plan --parameters 1e6 --snapshots some").code, 64);
 }
 
+TEST_F(BallastctlTest, PlanCountsTheFormatsThatReadersFollowIn) {
+  const auto following = [this](const std::string& flags) {
+    const Answer answer = Ballastctl("plan --parameters 1e8 --tensors 50 --json --readers 1 " + flags);
+    const std::string key = "\"following\": \"";
+    const size_t at = answer.text.find(key);
+    EXPECT_NE(at, std::string::npos) << answer.text;
+    return at == std::string::npos ? uint64_t{0} : std::stoull(answer.text.substr(at + key.size()));
+  };
+  const uint64_t alone = following(""), eight = following("--reader-formats fp8-e4m3");
+  EXPECT_EQ(following("--reader-formats bf16"), alone) << "it is served in it";
+  EXPECT_GT(eight, alone + 350'000'000u);
+  EXPECT_LT(eight, alone + 380'000'000u) << "and what its chunks take beside";
+  EXPECT_GT(following("--reader-formats fp8-e4m3,fp32"), eight + 1'400'000'000u);
+  EXPECT_EQ(Ballastctl("plan --parameters 1e6 --reader-formats bf17").code, 1);
+}
+
 TEST_F(BallastctlTest, HealthIsServing) {
   const Answer answer = Ballastctl("health");
   EXPECT_EQ(answer.code, 0) << answer.text;

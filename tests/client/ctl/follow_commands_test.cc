@@ -160,6 +160,11 @@ TEST_F(FollowCommandsTest, WrongWordsAndFoldersAreNamed) {
   EXPECT_THAT(Say({"follow", "other", "--out", folder_.string()}).err, HasSubstr("no run 'other'"));
   EXPECT_THAT(Say({"follow", "r", "--out", "x", "--server", "a:1,b:2"}).err, HasSubstr("on several daemons"));
   EXPECT_EQ(Say({"follow", "r", "--out", "x", "--server", "127.0.0.1:1", "--timeout=0.05"}).code, kUnreachable);
+  EXPECT_THAT(Say({"follow", "r", "--out", "x", "--tag", "t", "--format", "bf16"}).err,
+              HasSubstr("leave out --format"));
+  EXPECT_THAT(Say({"follow", "r", "--out", "x", "--format", "bf17"}).err, HasSubstr("in format 'bf17', which this"));
+  EXPECT_THAT(Say({"follow", "r", "--out", "x", "--format", "bf16"}).err,
+              HasSubstr("follow it as it is served; create"));
   std::ofstream(folder_.string()) << "a file";
   const Heard file = Say({"follow", "r", "--out", folder_.string()});
   EXPECT_EQ(file.code, kRefused);

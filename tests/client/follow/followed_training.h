@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "client/cpp/follow/subscriber.h"
 #include "tests/client/least_squares.h"
@@ -16,11 +17,13 @@ constexpr double kSoonS = 60;
 constexpr char kRun[] = "least-squares";
 
 struct FollowedTraining {
-  explicit FollowedTraining(const std::string& server, const std::string& serving = "", bool rewinds = false)
+  explicit FollowedTraining(const std::string& server, const std::string& serving = "", bool rewinds = false,
+                            const std::vector<std::string>& formats = {})
       : client(Client::Connect({.server = server, .log = [](const std::string&) {}}).value()) {
     spec = LeastSquares::Spec();
     spec.mutable_groups(0)->set_serving(serving);
     spec.mutable_follow()->set_tags(2);
+    for (const std::string& format : formats) spec.mutable_follow()->add_formats(format);
     if (rewinds) {
       spec.mutable_rewind()->set_snapshots(2);
       spec.mutable_rewind()->set_every(2);
@@ -30,7 +33,8 @@ struct FollowedTraining {
     const TensorView views[] = {{.tensor = 0, .format = "fp32", .bytes = problem.WeightBytes(0)},
                                 {.tensor = 1, .format = "fp32", .bytes = problem.WeightBytes(1)}};
     EXPECT_TRUE(client->LoadWeights(views).ok());
-    if (serving == "bf16") return;  // they would land as such: it trains on with the weights that it has
+    if (serving == "bf16" || serving == "fp16")
+      return;  // they would land as such: it trains on with the weights that it has
     EXPECT_TRUE(problem.Bind(*client).ok());
   }
   void Train(int steps) {
@@ -42,7 +46,8 @@ struct FollowedTraining {
     std::map<uint32_t, std::map<uint64_t, float>> scales;  // by row
     const auto sink = [&](const ServedPiece& piece) {
       codes[piece.tensor].append(reinterpret_cast<const char*>(piece.codes.data()), piece.codes.size());
-      const uint64_t row = piece.first / LeastSquares::kOutputs;  // the last dimension of both
+      const bool one_row = spec.groups(0).serving() == "int8-tensor";
+      const uint64_t row = one_row ? 0 : piece.first / LeastSquares::kOutputs;  // the last dimension of both
       for (size_t i = 0; i < piece.scales.size(); ++i) scales[piece.tensor][row + i] = piece.scales[i];
       return absl::OkStatus();
     };
