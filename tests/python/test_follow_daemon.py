@@ -99,7 +99,7 @@ def test_a_run_that_was_begun_without_follow_says_so(one: Daemon) -> None:
     trained = perceptron(1)
     with optimizer_of(trained, one, "unfollowed") as optimizer:
         train(trained, optimizer, 1)
-    with pytest.raises(ballast.Rejected, match="begin a run with follow=True"):
+    with pytest.raises(ballast.Rejected, match="start its trainer again with follow=True"):
         ballast.Subscriber(one.server, "unfollowed")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import ballast
 from conftest import Program, kept
 from daemon import Daemon
 from models import distance
@@ -228,6 +229,24 @@ def test_another_process_goes_on_with_the_weights_of_the_state_that_is_put_back(
 def test_where_one_rank_alone_has_kept_its_state_all_are_told_what_to_do(order: Order) -> None:
     answers = order("resumed", 2, {"steps": 5, "at": 3, "keeping": 1, "options": EXACT}, answers_text=True)
     assert all("the weights differ from those of run" in answer for answer in answers), answers
+
+
+# --- readers -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("commit", ["release", "staged"])
+def test_a_sharded_run_that_was_begun_without_follow_gets_it(commit: str, order: Order, run: str) -> None:
+    options = {"commit": commit}
+    with Daemon() as one:
+        order("nudged", 2, {"before": [0, 1, 2], "options": options}, server=one.server)
+        more = {"follow": True, "weights": "server"}
+        answers = order("nudged", 2, {"before": [3, 4, 5], "options": {**options, **more}}, server=one.server)
+        with ballast.Subscriber(one.server, run) as reader:
+            version = reader.next(60)
+            assert version is not None and version.step == 6
+            for name, weights in answers[0]["weights"].items():
+                assert version.tensors[name].flatten().tolist() == weights, name
+    assert answers[0] == at_one_rank(order, options)
 
 
 # --- what is refused ---------------------------------------------------------------------------------------------------

@@ -107,7 +107,7 @@ def test_what_is_wrong_is_named(fake: FakeFollow, tmp_path: Path, monkeypatch: p
         ballast.Subscriber("127.0.0.1:1", "r", connect_timeout=0.05)
     with FakeFollow(tmp_path, weights_at(0), follow=False) as without:
         without.end(grpc.StatusCode.FAILED_PRECONDITION, "no follow")
-        with pytest.raises(ballast.Rejected, match="nobody may follow it: begin a run with follow=True"):
+        with pytest.raises(ballast.Rejected, match="nobody may follow it: start its trainer again with follow=True"):
             ballast.Subscriber(without.server, "r")
 
 

@@ -14,7 +14,8 @@ from ballast.membership import Membership
 from ballast.moments import Moments
 from ballast.parameters import ParameterList
 from ballast.session import Session
-from ballast.settings import RunSettings
+from ballast.settings import Description, RunSettings
+from ballast.spec import follow_of
 
 Groups = Sequence[Mapping[str, Any]]
 
@@ -48,7 +49,8 @@ class Growth:
 
     def join(self, groups: Groups, overlap: bool) -> Session:
         """Creates the run, or joins it. Rejected if the daemon has it with another description, but for the order of tensors:
-        those that were added to a run come last in it, wherever a trainer that is started later gives them."""
+        those that were added to a run come last in it, wherever a trainer that is started later gives them; and for the
+        option follow, which the run then has as it is given."""
         description = self._settings.describe(self._parameters, groups)
         if description.sharded and overlap:
             raise Rejected(
@@ -58,14 +60,28 @@ class Growth:
         try:
             session = self._membership.join(description)
         except Rejected as error:
-            names, there = [tensor.name for tensor in description.tensors], self._membership.tensors_there(error)
-            if names == there or sorted(names) != sorted(there):
-                raise
-            description = self._settings.describe(self._parameters, groups, there)
-            session = self._membership.join(description)
+            session = self._join_as_it_is(description, groups, error)
+            description = session.description
         self._hyperparameters.fix(groups, description.grouping)
         self.cover(tensor.parameter for tensor in description.tensors)
         return session
+
+    def _join_as_it_is(self, description: Description, groups: Groups, refusal: Rejected) -> Session:
+        """After join() was refused: joins the run with its tensors in its order, and gives it the option follow. Rejected, as
+        before, if neither was why."""
+        spec = self._membership.spec_there(refusal)
+        if spec is None:
+            raise refusal
+        names, there = [tensor.name for tensor in description.tensors], [tensor["name"] for tensor in spec["tensors"]]
+        reordered = names != there and sorted(names) == sorted(there)
+        if reordered:
+            description = self._settings.describe(self._parameters, groups, there)
+        wanted, follow = follow_of(description.spec), spec["follow"]
+        if wanted is not None and wanted != {name: value for name, value in (follow or {}).items() if value}:
+            return self._membership.join_to_follow(description, follow)
+        if not reordered:
+            raise refusal
+        return self._membership.join(description)
 
     def amended(self, session: Session, groups: Groups, moments: Mapping[int, Moments]) -> Session:
         """Between two steps: the session since, in which the run is as parameters and groups say; the same where it was so.

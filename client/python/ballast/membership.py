@@ -12,11 +12,12 @@ from ballast.moments import Moments
 from ballast.open_optimizers import close_unreachable
 from ballast.progress import say
 from ballast.rank import Rank, seconds
+from ballast.rank_zero import await_followed
 from ballast.runs import clear
 from ballast.server_address import serving
 from ballast.session import Session
 from ballast.settings import Description
-from ballast.spec import with_ranks
+from ballast.spec import with_follow, with_ranks
 from ballast.status import status_of
 from ballast.tls import connect
 
@@ -32,6 +33,7 @@ class Membership:
         self._client: _core.Client | None = None
         self._session: Session | None = None
         self._left: Session | None = None
+        self._to_amend: Session | None = None  # of a run that readers do not follow as they are to
         self._started_over = False
         self.restored = ""  # the checkpoint that the daemon has read the run back from, as Joined has it
 
@@ -88,13 +90,35 @@ class Membership:
             last = self._session.step - 1
             say(f"run '{self._rank.run}' goes on after step {last}: the daemon has read it back from {self.restored}")
 
-    def tensors_there(self, refusal: Rejected) -> list[str]:
-        """After join() was refused: what the run of that name has, in its order; nothing where that was not why."""
+    def spec_there(self, refusal: Rejected) -> dict[str, Any] | None:
+        """After join() was refused: what the daemon has the run of that name with, as ballast.v1.RunSpec; None where that was
+        not why."""
         if refusal.code != "FAILED_PRECONDITION":
-            return []
+            return None
         if not self._is_there():  # on the daemon's disk alone: the refusal has said why it stays there
-            return []
-        return [tensor["name"] for tensor in self.connected().get_run(self._rank.run)["spec"]["tensors"]]
+            return None
+        spec: dict[str, Any] = self.connected().get_run(self._rank.run)["spec"]
+        return spec
+
+    def join_to_follow(self, description: Description, follow: Mapping[str, Any] | None) -> Session:
+        """Joins a run that is as described, but that its readers are as `follow` says, and lets them be as described: rank 0
+        amends it, and the others wait for that. Rejected, and the run is as it was, if it differs in anything else, or cannot be
+        amended now."""
+        client, rank = self.connected(), self._rank
+        if description.sharded:
+            description = replace(description, spec=self._spec_there(description.spec))
+        there = replace(description, spec=with_follow(description.spec, follow))
+        if rank.number > 0:
+            await_followed(client, rank, there.spec)
+            return self.join(description)
+        if self._to_amend is None:  # else that was interrupted, or refused
+            self._to_amend = self.join(there)
+        self._session = None  # until the run is as described
+        dropped = client.amend_run(description.spec)["snapshots_dropped"]
+        self._to_amend = None
+        gone = f"; its snapshots are gone: {', '.join(map(str, dropped))}" if dropped else ""
+        say(f"run '{rank.run}' goes on with the follow= of this optimizer{gone}")
+        return self.join(description)
 
     def amend(self, description: Description, moments: Mapping[int, Moments]) -> Session:
         """As Session.amend, of the session that there is."""
@@ -122,8 +146,8 @@ class Membership:
 
     def leave(self) -> None:
         """Out of the run. The connection is to be closed once nothing calls it; then let_go() comes."""
-        self._left = self._session or self._left  # weights are written into its memory until then
-        self._client = self._session = None
+        self._left = self._session or self._to_amend or self._left  # weights are written into its memory until then
+        self._client = self._session = self._to_amend = None
 
     def let_go(self) -> None:
         if self._left is not None:

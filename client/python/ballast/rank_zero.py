@@ -20,6 +20,7 @@ _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 SAME_WEIGHTS = "call load_state_dict(), or to change the same weights"
 # What rank 0 does that changes the run, and what every rank is to do.
 RUN_CHANGED = ("has made the same change to the run", "make that change")
+READERS_CHANGED = ("lets readers follow the run (follow=)", "give its optimizer the same follow=")
 
 _Found = TypeVar("_Found")
 
@@ -54,11 +55,23 @@ def await_end(client: _core.Client, rank: Rank, what: str, same: str = SAME_WEIG
     return _await(rank, what, same, ended)
 
 
-def await_change(client: _core.Client, rank: Rank, spec_sha256: str) -> None:
+def await_change(client: _core.Client, rank: Rank, spec_sha256: str, why: tuple[str, str] = RUN_CHANGED) -> None:
     """Until the run goes by another description than this one, for a session that has ended: perhaps by a rewind before.
-    Unavailable as above."""
-    what, same = RUN_CHANGED
+    Unavailable as above. why: what rank 0 does that changes it, and what every rank is to do."""
+    what, same = why
     _await(rank, what, same, lambda: client.get_run(rank.run)["spec_sha256"] != spec_sha256 or None)
+
+
+def await_followed(client: _core.Client, rank: Rank, spec: str) -> None:
+    """Until the run is no longer as this description says, for rank 0 lets readers follow it otherwise. Where it is not so now,
+    nothing. Unavailable as above."""
+    try:
+        spec_sha256 = client.create_run(spec)["spec_sha256"]
+    except Rejected as error:
+        if error.code != "FAILED_PRECONDITION":
+            raise
+        return
+    await_change(client, rank, spec_sha256, READERS_CHANGED)
 
 
 def _await(rank: Rank, what: str, same: str, look: Callable[[], _Found | None]) -> _Found:

@@ -51,6 +51,18 @@ def with_ranks(spec: str, ranks: int) -> str:
     return json.dumps({**json.loads(spec), "ranks": ranks})
 
 
+def follow_of(spec: str) -> dict[str, Any] | None:
+    """What it says of readers: ballast.v1.FollowSpec; None: there may be none."""
+    follow: dict[str, Any] | None = json.loads(spec).get("follow")
+    return follow
+
+
+def with_follow(spec: str, follow: Mapping[str, Any] | None) -> str:
+    """The same of a run that is followed so."""
+    fields = {name: value for name, value in json.loads(spec).items() if name != "follow"}
+    return json.dumps(fields if follow is None else {**fields, "follow": follow})
+
+
 def _tensor(tensor: NamedParameter, group: int, options: Mapping[str, Any], lr_scale: float) -> dict[str, Any]:
     spec = {
         "name": tensor.name,

@@ -41,7 +41,7 @@ _WORDS = [
         (r" \(StepEnd\.discard\)", " (zero_grad() after backward())"),
         (
             r"has no RunSpec\.follow, so nobody may follow it: create the run with follow, or amend it",
-            "was begun without follow=True, so nobody may follow it: begin a run with follow=True in its optimizer",
+            "was begun without follow=True, so nobody may follow it: start its trainer again with follow=True in its optimizer",
         ),
         (r"its spec has no `follow` \(RunSpec\.follow\)", "it was begun without follow=True"),
         (r"\bfollow\.readers\b", "readers of ballast.Follow"),
