@@ -21,6 +21,7 @@ import ballast
 import forks
 from ballast import progress
 from forks import Order, answer, join_group
+from sharded_averages import averaged
 from sharded_model import ADAMW, EXACT, Blocks, full, loss_of, made_again, shard, whole
 from sharded_rewinds import resumed, rewound
 
@@ -240,6 +241,7 @@ def left(order: Order, rank: int) -> list[str]:
 
 
 JOBS = {
+    "averaged": averaged,
     "both": both,
     "left": left,
     "spared": spared,

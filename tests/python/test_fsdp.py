@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import ballast
+from ballast import checkpoint
 from conftest import Program, kept
 from daemon import Daemon
 from models import distance
+from sharded_model import Blocks
+from torchs_average import TorchsAverage
 
 STAGED = {"commit": "staged"}
 EXACT = {"master": "fp32", "state": "fp32"}
@@ -247,6 +251,75 @@ def test_a_sharded_run_that_was_begun_without_follow_gets_it(commit: str, order:
             for name, weights in answers[0]["weights"].items():
                 assert version.tensors[name].flatten().tolist() == weights, name
     assert answers[0] == at_one_rank(order, options)
+
+
+# --- averages ----------------------------------------------------------------------------------------------------------
+
+DECAYS = [0.9, 0.999]
+
+
+def by_name(weights: dict[str, Any], model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """In the shapes of the model."""
+    return {name: torch.tensor(weights[name]).view(p.shape) for name, p in model.named_parameters()}
+
+
+def newest(server: str, run: str, decay: float, step: int) -> dict[str, torch.Tensor]:
+    """An average as who is not of the run reads it."""
+    with ballast.Subscriber(server, run, average=decay) as reader:
+        version = reader.next(60)
+        assert version is not None and version.step == step
+        return dict(version.tensors)
+
+
+@pytest.mark.parametrize(
+    "world, more, options",
+    [(2, {}, {}), (2, {}, STAGED), (4, {"replicas": 2}, {}), (8, {}, {})],
+    ids=["two ranks", "staged", "two copies of two parts", "ranks without a part"],
+)
+def test_the_averages_of_a_sharded_run_are_torchs_and_leave_its_training(
+    world: int, more: dict[str, Any], options: dict[str, Any], order: Order, run: str
+) -> None:
+    case = {"steps": 12, **more}
+    kept = {**case, "options": {**EXACT, **options, "ema": DECAYS}, "followed": True}
+    with Daemon() as one:
+        ours = order("averaged", world, kept, server=one.server)
+        read = {decay: newest(one.server, run, decay, step=12) for decay in DECAYS}
+    plain = order("averaged", world, {**case, "options": {**EXACT, **options}})
+    for answer in ours:
+        assert answer["weights"] == plain[0]["weights"] and answer["averages"] == ours[0]["averages"]
+        assert "which is sharded" in answer["refused"] and "averaged()" in answer["refused"]
+    model = Blocks({})
+    theirs = [TorchsAverage(model, decay) for decay in DECAYS]
+    for weights in ours[0]["weights"]:
+        with torch.no_grad():
+            for name, value in by_name(weights, model).items():
+                model.get_parameter(name).copy_(value)
+        for average in theirs:
+            average.update(model)
+    for average in theirs:
+        averaged = by_name(ours[0]["averages"][str(average.decay)], model)
+        average.check(averaged)
+        for name, values in averaged.items():
+            assert torch.equal(read[average.decay][name], values), name
+
+
+def test_averages_of_a_sharded_run_go_on_from_a_checkpoint(order: Order, tmp_path: Path) -> None:
+    options = {**EXACT, "ema": DECAYS}
+    undisturbed = order("averaged", 2, {"steps": 6, "options": options}, name="-undisturbed")
+    with Daemon(storage=tmp_path) as first:
+        case = {"steps": 3, "options": options, "checkpoint": True}
+        before = order("averaged", 2, case, server=first.server, name="-kept")
+    (folder,) = (tmp_path / "runs").iterdir()
+    stored = checkpoint.open(max(folder.iterdir()))
+    for decay in DECAYS:
+        for name, average in before[0]["averages"][str(decay)].items():
+            assert stored.average(name, decay).ravel().tolist() == average, (name, decay)
+    with Daemon(storage=tmp_path) as second:
+        case = {"begins": 3, "steps": 6, "options": {**options, "weights": "server"}}
+        after = order("averaged", 2, case, server=second.server, name="-kept")
+    for answer, wanted in zip(after, undisturbed):
+        assert answer["averages"] == wanted["averages"]
+        assert answer["weights"] == wanted["weights"][3:]
 
 
 # --- what is refused ---------------------------------------------------------------------------------------------------
