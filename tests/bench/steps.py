@@ -4,7 +4,7 @@
     steps.py [--quick] [--json FILE] [--record] [--rounds N] [--quiet-wait SECONDS]
 
 Trainers that compute nothing push gradients of plain SGD to a daemon of one thread and get the weights back: by transport, by
-pair of formats, by ranks, by tensors, by commit mode. All cases take turns, beside transports_bench's push and pull of as many
+pair of formats, by ranks, by tensors, by commit mode, by averages of the weights. All cases take turns, beside transports_bench's push and pull of as many
 bytes on the same transport. The time the daemon's device was busy with updates is told by its metrics and taken off, but for
 the tables. --record writes results/steps.md. Exit code 1: a limit that was measured undisturbed is not kept.
 """
@@ -56,6 +56,7 @@ class Case:
     gradient: str = "fp32"
     serving: str = "fp32"
     commit: str = "release"
+    averages: int = 0
     steps: int = 5
     seconds: list[float] = field(default_factory=list)
     updates: list[float] = field(default_factory=list)
@@ -65,7 +66,7 @@ class Case:
 
     def line(self) -> str:
         shape = f"{self.ranks} {self.tensors} {self.parameters}"
-        return f"{self.transport} {shape} {self.gradient} {self.serving} {self.commit} {self.steps}"
+        return f"{self.transport} {shape} {self.gradient} {self.serving} {self.commit} {self.averages} {self.steps}"
 
     def run(self, steps: Answering, daemon):
         before, cpu_before = update_seconds(daemon), process_seconds(daemon.process.pid)
@@ -105,12 +106,13 @@ class Suite:
     pairs: dict[tuple[str, str, str], Case]
     ranks: dict[tuple[str, int], Case]
     tensors: dict[tuple[str, int], Case]
+    averages: dict[tuple[str, int], Case]
     transfers: dict[tuple[str, str], list[float]]  # transport, mode
 
     def cases(self) -> list[Case]:
         return [
             case
-            for group in (self.overhead, self.commit, self.pairs, self.ranks, self.tensors)
+            for group in (self.overhead, self.commit, self.pairs, self.ranks, self.tensors, self.averages)
             for case in group.values()
         ]
 
@@ -133,6 +135,11 @@ def make_suite(scale: int) -> Suite:
             (transport, count): Case(transport, MEDIUM // scale, tensors=count)
             for transport in TRANSPORTS
             for count in (10, 1000, 20000)
+        },
+        {
+            (transport, count): Case(transport, LARGE // scale, averages=count)
+            for transport in TRANSPORTS
+            for count in (1, 2)
         },
         {},
     )
@@ -191,7 +198,10 @@ def report(suite: Suite, load: Load, options: argparse.Namespace) -> str:
         load.told(),
         "",
     ]
-    return "\n".join(lines + overhead_table(suite) + pairs_table(suite) + growth_tables(suite)) + "\n"
+    return (
+        "\n".join(lines + overhead_table(suite) + pairs_table(suite) + averages_table(suite) + growth_tables(suite))
+        + "\n"
+    )
 
 
 def overhead_table(suite: Suite) -> list[str]:
@@ -229,6 +239,21 @@ def pairs_table(suite: Suite) -> list[str]:
             nbytes = sum(width.get(name, 1) for name in pair)
             share = relative(case, suite.overhead[transport])
             lines.append(f"| {title} | {pair[0]} | {pair[1]} | {nbytes} | {case.ms()} | {share} |")
+    return lines + [""]
+
+
+def averages_table(suite: Suite) -> list[str]:
+    """The update is the cheapest there is: of a step of another rule averages are a smaller part."""
+    lines = [
+        "## The same with averages of the weights",
+        "",
+        "| transport | averages | step, ms | of none | more of a step for each, ms |",
+        "| --- " * 5 + "|",
+    ]
+    for (transport, count), case in suite.averages.items():
+        none = suite.overhead[transport]
+        more = spread([1000 * (a - b) / count for a, b in zip(case.seconds, none.seconds)])
+        lines.append(f"| {TRANSPORTS[transport][0]} | {count} | {case.ms()} | {relative(case, none)} | {more} |")
     return lines + [""]
 
 
@@ -282,6 +307,8 @@ def rows(suite: Suite, rounds: int) -> list[dict]:
         made.append(growth_row(f"{count} ranks, to one", case, suite.ranks[transport, 1]))
     for (transport, count), case in suite.tensors.items():
         made.append(growth_row(f"{count:,} tensors, to ten", case, suite.tensors[transport, 10]))
+    for (transport, count), case in suite.averages.items():
+        made.append(growth_row(f"{count} average{'s' * (count > 1)}, to none", case, suite.overhead[transport]))
     return [row for row in made if row]
 
 

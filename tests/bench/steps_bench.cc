@@ -2,11 +2,11 @@
 // daemon. steps.py asks it in turns.
 //
 //   steps_bench SERVER
-//   > TRANSPORT RANKS TENSORS PARAMETERS GRADIENT SERVING COMMIT STEPS
+//   > TRANSPORT RANKS TENSORS PARAMETERS GRADIENT SERVING COMMIT AVERAGES STEPS
 //   < SECONDS OWN_CPU_SECONDS LOAD_SECONDS PULL_SECONDS
 //
 // TRANSPORT: grpc, shm. TENSORS of one size hold the PARAMETERS. GRADIENT and SERVING: formats of the wire. COMMIT:
-// release, staged. Each rank has a thread and a client, all in this process; SECONDS are of the STEPS after a first one
+// release, staged. AVERAGES of the weights are kept. Each rank has a thread and a client, all in this process; SECONDS are of the STEPS after a first one
 // that does not count, from the begin of the first rank to the end of the last. The rule is plain SGD over fp32
 // weights: the cheapest update there is. LOAD and PULL: rank 0 uploads all weights in fp32 before the steps, and reads them
 // after them.
@@ -15,6 +15,7 @@
 
 #include <barrier>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <ctime>
 #include <iostream>
@@ -36,7 +37,7 @@ struct Case {
   uint32_t ranks = 1, tensors = 1;
   uint64_t parameters = 0;
   std::string gradient, serving, commit;
-  uint32_t steps = 1;
+  uint32_t averages = 0, steps = 1;
 
   uint64_t elements() const { return parameters / tensors; }  // of a tensor
 };
@@ -81,6 +82,7 @@ v1::RunSpec Spec(const Case& wanted, const std::string& run) {
   group->set_serving(wanted.serving);
   spec.set_commit(wanted.commit == "staged" ? v1::COMMIT_MODE_STAGED : v1::COMMIT_MODE_RELEASE);
   spec.set_ranks(wanted.ranks);
+  for (uint32_t i = 0; i < wanted.averages; ++i) spec.add_averages(1 - std::pow(.1, i + 1));
   return spec;
 }
 
@@ -189,7 +191,7 @@ int Main(const std::string& server) {
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
   Case wanted;
   for (uint64_t number = 0; std::cin >> wanted.transport >> wanted.ranks >> wanted.tensors >> wanted.parameters >>
-                            wanted.gradient >> wanted.serving >> wanted.commit >> wanted.steps;
+                            wanted.gradient >> wanted.serving >> wanted.commit >> wanted.averages >> wanted.steps;
        ++number) {
     const std::string run = absl::StrCat("steps-", number);
     Measure(server, wanted, run);
