@@ -43,7 +43,7 @@ def in_order(documents: list[dict]) -> list[dict]:
     return sorted(documents, key=lambda document: (document["kind"], document["metadata"]["name"]))
 
 
-@pytest.mark.parametrize("folder", [*(f"overlays/{name}" for name in OVERLAYS), "monitoring"])
+@pytest.mark.parametrize("folder", [*(f"overlays/{name}" for name in (*OVERLAYS, "relays")), "monitoring"])
 def test_it_is_built_as_kubectl_builds_it(folder):
     """Where there is a kubectl of 1.21 or later; elsewhere the tests stand on the resolver alone."""
     kubectl = shutil.which("kubectl")
