@@ -31,6 +31,7 @@ FAILS_S = {"cut": 12.0, "deaf": 12.0, "mute": 12.0, "slow": 4.0}  # longer than 
 FAILS_AT = (5, 14)  # steps, each on a daemon that is drawn
 PORT = 7700
 DROP = {"cut": ("ingress", "egress"), "deaf": ("ingress",), "mute": ("egress",), "slow": ()}
+TRAINS = ["--ops_http.listen", "off", "--device", "cpu", "--threads", "1", "--limits.lease", "30s"]  # a daemon's flags
 # One instruction, which returns TC_ACT_SHOT: of all classifiers cls_bpf alone needs no module for its action.
 EVERYTHING = ["bpf", "bytecode", "1,6 0 0 2,", "direct-action"]
 # Of the daemon's side: 4 Mbit/s, where a step's gradients are some 100 KB.
@@ -103,9 +104,8 @@ class Network:
 
 
 @contextmanager
-def daemon_in(prefix: list[str], address: str, folder: Path) -> Iterator[str]:
-    flags = ["--listen", f"{address}:{PORT}", "--insecure=true", "--ops_http.listen", "off", "--device", "cpu"]
-    flags += ["--threads", "1", "--shm_socket", "off", "--limits.lease", "30s"]
+def daemon_in(prefix: list[str], address: str, folder: Path, flags: list[str] = TRAINS) -> Iterator[str]:
+    flags = ["--listen", f"{address}:{PORT}", "--insecure=true", "--shm_socket", "off", *flags]
     with (folder / f"{address}.log").open("wb") as log:
         process = subprocess.Popen(
             [*prefix, BALLASTD, *flags], stdout=subprocess.PIPE, stderr=log, text=True, env=plain_environment()
