@@ -37,6 +37,20 @@ assert optimizer.checkpoint() == 1
 print("written", flush=True)
 sys.stdin.read()
 """
+# A trainer of a run of which a version gets a name and loses it, a line of input each.
+NAMED = """
+import sys, torch, ballast
+w = torch.nn.Parameter(torch.ones(512))
+optimizer = ballast.SGD([("w", w)], lr=0.1, server=sys.argv[1], run="named", follow=ballast.Follow(tags=4))
+w.sum().backward()
+optimizer.step()
+for turn in (optimizer.tag, optimizer.untag):
+    print(turn.__name__, flush=True)
+    sys.stdin.readline()
+    turn("good")
+print("done", flush=True)
+sys.stdin.read()
+"""
 FOCUSED = "document.activeElement.getAttribute('href') ?? document.activeElement.closest('[id]')?.id"
 needs_browser = pytest.mark.skipif(find_browser() is None, reason="no Chromium: deploy/packages.sh browser installs it")
 
@@ -295,6 +309,31 @@ def test_it_says_what_is_on_the_disk(tmp_path):
             assert trainer.stdout.readline() == "written\n"
             browser.open(f"http://{daemon.ops}/#run=written")
             shows(browser, "#figures", r"On the disk\s+step 1, checkpoint \d+ \w+ ago")
+        finally:
+            trainer.kill()
+            trainer.communicate()
+
+
+@needs_browser
+def test_it_says_how_many_versions_have_names(tmp_path):
+    with Daemon(tmp_path) as daemon, Browser(tmp_path) as browser:
+        command = [sys.executable, "-W", "ignore", "-c", NAMED, daemon.server]
+        pipe = subprocess.PIPE
+        trainer = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=plain_environment())
+        try:
+            assert trainer.stdout.readline() == "tag\n"
+            browser.open(f"http://{daemon.ops}/#run=named")
+            shows(browser, "#figures", r"Step\s+1\s")
+            assert "Versions with names" not in browser.text("#figures"), "it has none"
+            trainer.stdin.write("\n")
+            trainer.stdin.flush()
+            assert trainer.stdout.readline() == "untag\n"
+            shows(browser, "#figures", r"Versions with names\s+1, 2\.00 KiB")
+            trainer.stdin.write("\n")
+            trainer.stdin.flush()
+            assert trainer.stdout.readline() == "done\n"
+            until("the line is gone", lambda: "Versions with names" not in browser.text("#figures"))
+            assert browser.complaints == []
         finally:
             trainer.kill()
             trainer.communicate()
