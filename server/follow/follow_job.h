@@ -52,6 +52,8 @@ class FollowJob {
   // Since when (MonotonicSeconds) there has been a version that it wants, or since it last has sent one whole and there is
   // another; none: there is none.
   std::optional<double> wanted_since_s() const { return wanted_since_s_; }
+  // Whether its reader wants this version, once there is one.
+  bool WantsAfter(VersionId id) const;
   // Sends what leads to the newest, unless it is sending or does not want it.
   void Offer(const VersionHistory& history);
   // Sends this version, whatever there is else, and then ends the stream with OK. Once, of an order that names one.
@@ -87,7 +89,6 @@ class FollowJob {
     const std::vector<uint64_t>* digests;
   };
 
-  bool WantsAfter(VersionId id) const;
   // The changes from `have` to the newest; none: not all are known, or a whole version takes fewer bytes.
   std::vector<Parcel> Path(const VersionHistory& history) const;
   bool LeavesOut(const std::vector<uint64_t>& digests, uint32_t tensor) const;

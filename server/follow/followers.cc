@@ -68,6 +68,8 @@ bool Followers::Wants(uint64_t generation, uint64_t step) {
     GiveTags(/*all=*/true);
     return false;
   }
+  const VersionId id{.epoch = epoch_, .generation = generation, .step = step};
+  if (environment_.spec->part && !readers_.AnyWants(id)) return false;
   const uint64_t every = environment_.spec->follow->every;
   const bool is_due = generation != newest.generation || step / every != newest.step / every;
   if (!is_due && !readers_.waiting() && awaited_tags_.empty()) return false;

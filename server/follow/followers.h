@@ -2,6 +2,10 @@
 // reader, of the steps that the spec says. No step and no reader waits for another. A version is not made while the plan's
 // memory does not suffice for it.
 //
+// Readers of a run on several daemons want a version of the same step of all of these (proto/PROTOCOL.md, "Following a run").
+// So of a part of a run no version is made which none of its readers wants yet: where it has told the daemons the same step
+// ahead, none is making another one when that comes.
+//
 // A version that has a name stays, and can be read, whoever follows (tag_keeper.h). To name the weights of the last closed
 // step a version is made of it, where there is none.
 //

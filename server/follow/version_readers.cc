@@ -30,6 +30,11 @@ size_t VersionReaders::reading() const {
       std::count_if(readers_.begin(), readers_.end(), [](const Reader& r) { return r.job->follows(); }));
 }
 
+bool VersionReaders::AnyWants(VersionId id) const {
+  return std::any_of(readers_.begin(), readers_.end(),
+                     [&](const Reader& r) { return r.job->follows() && r.job->WantsAfter(id); });
+}
+
 // One that was ended and has not taken that yet counts, too: it has a message.
 bool VersionReaders::IsFull(VersionSink* sink) const {
   if ((environment_.readers ? environment_.readers() : size()) < environment_.most) return false;

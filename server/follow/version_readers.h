@@ -64,6 +64,7 @@ class VersionReaders {
 
   size_t size() const { return readers_.size(); }  // until they are gone
   size_t reading() const;                          // who follow, and whose calls were not ended
+  bool AnyWants(VersionId id) const;               // of these: this version, once there is one
   // The newest is one that readers who wait for a new one may have.
   void Release();
   bool waiting() const { return waiting_; }

@@ -31,6 +31,7 @@ class FollowersTest : public StoreTest {
     wire.mutable_follow()->set_readers(readers);
     wire.mutable_follow()->set_tags(most_tags_);
     MakeStore(wire);
+    if (is_part_) spec_.part = RunPart{.index = 0, .count = 2};
     if (tags_.fs != nullptr) spec_.checkpoints = CheckpointSettings();
     run_ = metrics_.AddRun({.run_id = "r1", .followed = true});
     MakeFollowers();
@@ -153,6 +154,7 @@ class FollowersTest : public StoreTest {
 
   TagStorage tags_ = {};  // before Make, like the next
   uint32_t most_tags_ = 0;
+  bool is_part_ = false;
   Metrics metrics_{{}};
   std::unique_ptr<RunMetrics> run_;
   std::unique_ptr<Followers> followers_;

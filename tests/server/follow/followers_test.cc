@@ -72,6 +72,25 @@ TEST_F(FollowersTest, NothingIsMadeForNobodyOrOfAStepThatIsNotDue) {
   EXPECT_THAT(reader->came, ElementsAre("1", "+11", "+5"));
 }
 
+TEST_F(FollowersTest, OfAPartNoVersionIsMadeThatNobodyWantsYet) {
+  is_part_ = true;
+  Make("bf16");
+  const auto first = Follow({.every = 4});
+  Version(1);
+  first->At(1);
+  EXPECT_FALSE(Close(2));
+  EXPECT_FALSE(Close(4));
+  Version(5);
+  first->At(5);
+  const auto second = Follow({.every = 1, .have = first->have()}, first->weights());
+  EXPECT_FALSE(Close(5));
+  Version(6);
+  second->At(6);
+  EXPECT_THAT(first->came, ElementsAre("1", "+5"));
+  Version(2, /*generation=*/2);  // a rewind
+  first->At(2);
+}
+
 TEST_F(FollowersTest, LittleChangesTakeFewBytesAndNoneNone) {
   Make("bf16");
   const auto reader = Follow();
