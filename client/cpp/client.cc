@@ -2,17 +2,19 @@
 
 #include <utility>
 
-#include "absl/strings/str_split.h"
+#include "absl/strings/match.h"
 
 #include "client/cpp/daemon_client.h"
 #include "client/cpp/parts/parts_client.h"
+#include "client/cpp/parts/server_list.h"
 
 namespace ballast {
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Connect(ClientOptions options) {
-  std::vector<std::string> servers = absl::StrSplit(options.server, ',');
-  if (servers.size() > 1) return PartsClient::Connect(std::move(options), servers);
-  return DaemonClient::Connect(std::move(options));
+  if (!absl::StrContains(options.server, ',')) return DaemonClient::Connect(std::move(options));
+  auto servers = SplitServers(options.server);
+  if (!servers.ok()) return servers.status();
+  return PartsClient::Connect(std::move(options), *std::move(servers));
 }
 
 }  // namespace ballast

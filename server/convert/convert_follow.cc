@@ -93,11 +93,11 @@ VersionId ToVersionId(const v1::VersionId& id) {
 
 absl::Status TakeFollow(const v1::RunSpec& spec, RunSpec* made) {
   if (!spec.has_follow()) return absl::OkStatus();
-  if (spec.has_part()) {
+  if (spec.has_part() && (spec.follow().tags() > 0 || spec.follow().averages())) {
     return absl::InvalidArgumentError(
-        "follow is set, and the run is on several daemons, whose versions nobody brings together yet: leave it unset, "
-        "or "
-        "give the run to one daemon");
+        absl::StrCat("follow.", spec.follow().tags() > 0 ? "tags" : "averages",
+                     " is set, and the run is on several daemons, whose readers follow the newest weights alone: leave "
+                     "it unset, or give the run to one daemon"));
   }
   if (spec.follow().readers() > kMostFollowers) {
     return absl::InvalidArgumentError(

@@ -170,6 +170,12 @@ Relay::Failure Relay::Adopt(const v1::GetRunResponse& answer) {
                              "follow, or amend it (AmendRun)")),
             "refused", /*gone=*/true};
   }
+  if (answer.spec().has_part()) {
+    return {absl::FailedPreconditionError(
+                absl::StrCat("run '", options_.run_id,
+                             "' is on several daemons, and a relay has runs of one: its readers follow it there")),
+            "refused", /*gone=*/true};
+  }
   auto spec = ToRelayedSpec(answer, options_.limits);
   if (!spec.ok()) return {spec.status(), "spec", /*gone=*/true};
   if (served_ == nullptr || !ServeTheSame(served_->spec(), *spec)) return Begin(answer, *std::move(spec));

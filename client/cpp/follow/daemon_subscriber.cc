@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 
@@ -15,6 +14,8 @@ namespace {
 
 // Calls in a row that end on this side before that is told.
 constexpr int kMostRefusals = 3;
+// For an answer about the run as it is.
+constexpr absl::Duration kAskTimeout = absl::Seconds(30);
 
 absl::StatusOr<v1::GetRunResponse> AskForRun(Connection& connection, const std::string& run_id) {
   v1::GetRunRequest request;
@@ -23,24 +24,24 @@ absl::StatusOr<v1::GetRunResponse> AskForRun(Connection& connection, const std::
                    &v1::AdminService::Stub::GetRun, request);
 }
 
+// Whose weights are part of a run's, which are of use together alone.
+absl::Status CheckAllHere(const Connection& connection, const v1::RunSpec& spec) {
+  if (!spec.has_part()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the daemon at ", connection.server(), " has part ", spec.part().index(), " of ", spec.part().count(),
+      " of run '", spec.run_id(), "' alone: name all daemons of the run, in their order, as its trainers do"));
+}
+
 }  // namespace
-
-double FollowedVersion::StalenessSeconds() const {
-  return std::max(0.0, absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()) - closed_unix_s);
-}
-
-absl::StatusOr<std::unique_ptr<Subscriber>> Subscriber::Open(ClientOptions options,
-                                                             const SubscribeOptions& subscription) {
-  return DaemonSubscriber::Open(std::move(options), subscription);
-}
 
 absl::StatusOr<std::unique_ptr<DaemonSubscriber>> DaemonSubscriber::Open(ClientOptions options,
                                                                          const SubscribeOptions& subscription) {
-  if (absl::StrContains(options.server, ',')) {
-    return absl::UnimplementedError(
-        absl::StrCat("following a run on several daemons (", options.server,
-                     ") is not supported: a run can be followed that one daemon has all of"));
-  }
+  return OpenHeld(std::move(options), subscription, nullptr);
+}
+
+absl::StatusOr<std::unique_ptr<DaemonSubscriber>> DaemonSubscriber::OpenHeld(ClientOptions options,
+                                                                             const SubscribeOptions& subscription,
+                                                                             std::shared_ptr<ChangeSignal> changes) {
   if (auto s = CheckSubscription(subscription); !s.ok()) return s;
   auto closing = std::make_shared<std::atomic<bool>>(false);
   options.interrupted = [closing, asked = std::move(options.interrupted)] { return *closing || (asked && asked()); };
@@ -49,23 +50,27 @@ absl::StatusOr<std::unique_ptr<DaemonSubscriber>> DaemonSubscriber::Open(ClientO
   auto run = AskForRun(**connection, subscription.run_id);
   if (!run.ok()) return run.status();
   if (auto s = CheckFollowed(**connection, run->spec(), subscription); !s.ok()) return s;
+  if (auto s = CheckAllHere(**connection, run->spec()); !s.ok() && changes == nullptr) return s;
   if (!subscription.tag.empty()) {
     if (auto s = CheckTag(**connection, subscription.run_id, subscription.tag); !s.ok()) return s;
   }
   ServeIn(subscription.format, run->mutable_spec());
   auto weights = FollowedWeights::Create(run->spec(), run->status().plan().chunk_elements());
   if (!weights.ok()) return weights.status();
-  return std::unique_ptr<DaemonSubscriber>(
-      new DaemonSubscriber(*std::move(connection), std::move(closing), subscription, *std::move(weights)));
+  return std::unique_ptr<DaemonSubscriber>(new DaemonSubscriber(*std::move(connection), std::move(closing),
+                                                                subscription, *std::move(weights), std::move(changes)));
 }
 
 DaemonSubscriber::DaemonSubscriber(std::unique_ptr<Connection> connection, std::shared_ptr<std::atomic<bool>> closing,
-                                   SubscribeOptions subscription, FollowedWeights weights)
+                                   SubscribeOptions subscription, FollowedWeights weights,
+                                   std::shared_ptr<ChangeSignal> changes)
     : connection_(std::move(connection)),
       closing_(std::move(closing)),
       subscription_(std::move(subscription)),
+      held_(changes != nullptr),
       what_(absl::StrCat("following run '", subscription_.run_id, "'")),
-      tag_(subscription_.tag),
+      exchange_(std::move(changes)),
+      wish_{.tag = subscription_.tag, .every = subscription_.every},
       weights_(std::move(weights)),
       changed_(subscription_.marks_changed ? std::optional<ChangedElements>(weights_.tensors()) : std::nullopt),
       touched_(weights_.tensors().size()),
@@ -81,6 +86,7 @@ void DaemonSubscriber::Close() {
   exchange_.Close();
   absl::MutexLock lock(&mu_);
   if (call_ != nullptr) call_->TryCancel();
+  if (asks_ != nullptr) asks_->TryCancel();
 }
 
 absl::StatusOr<std::optional<FollowedVersion>> DaemonSubscriber::Next(double timeout_s) {
@@ -88,6 +94,38 @@ absl::StatusOr<std::optional<FollowedVersion>> DaemonSubscriber::Next(double tim
 }
 
 bool DaemonSubscriber::Await(double timeout_s) { return exchange_.Await(absl::Seconds(timeout_s)); }
+
+template <typename Stub, typename Asked, typename Answer>
+absl::Status DaemonSubscriber::AskNow(Stub& stub,
+                                      grpc::Status (Stub::*method)(grpc::ClientContext*, const Asked&, Answer*),
+                                      Asked request, Answer* response) {
+  request.set_run_id(subscription_.run_id);
+  ScopedCall call(&mu_, &asks_, [this] { return exchange_.closed(); });
+  call.context.set_deadline(absl::ToChronoTime(absl::Now() + kAskTimeout));
+  return FromGrpc((stub.*method)(&call.context, request, response), call.context);
+}
+
+absl::StatusOr<HeldSubscriber::Timeline> DaemonSubscriber::Now() {
+  v1::GetRunResponse run;
+  v1::ListVersionsResponse versions;
+  if (auto s = AskNow(connection_->admin(), &v1::AdminService::Stub::GetRun, v1::GetRunRequest(), &run); !s.ok()) {
+    return s;
+  }
+  if (auto s =
+          AskNow(connection_->follow(), &v1::FollowService::Stub::ListVersions, v1::ListVersionsRequest(), &versions);
+      !s.ok()) {
+    return s;
+  }
+  Timeline now{.generation = run.status().generation()};
+  if (versions.has_newest()) now.epoch = versions.newest().epoch();
+  return now;
+}
+
+void DaemonSubscriber::EndVersion() {
+  touched_.assign(touched_.size(), false);
+  respecified_ = false;
+  if (changed_) changed_->EndVersion();
+}
 
 // --- the receiver's thread -------------------------------------------------------------------------------------------
 
@@ -122,7 +160,7 @@ std::optional<absl::Status> DaemonSubscriber::Judge(const absl::Status& status, 
     return std::nullopt;
   }
   if (absl::IsUnimplemented(status)) return OlderThanFollowing(*connection_);
-  if (absl::IsNotFound(status) && !asked_.empty()) {
+  if (absl::IsNotFound(status) && !asked_.tag.empty()) {
     return absl::NotFoundError(absl::StrCat(what_, ": ", status.message()));
   }
   if (absl::IsNotFound(status)) {
@@ -153,7 +191,7 @@ absl::Status DaemonSubscriber::SubscribeOnce(absl::Status* refused) {
   const absl::Status status = FromGrpc(reader->Finish(), call.context);
   incoming_.reset();
   DropChanges();
-  if (status.ok() && (asked_.empty() || versions_ == before)) {
+  if (status.ok() && (asked_.tag.empty() || versions_ == before)) {
     return absl::UnavailableError("the daemon has ended the call");
   }
   return status;
@@ -176,7 +214,7 @@ absl::Status DaemonSubscriber::ReadSpecAgain() {
   if (weights_.Fit(run.spec(), chunk_elements)) return absl::OkStatus();
   auto weights = FollowedWeights::Create(run.spec(), chunk_elements);
   if (!weights.ok()) return weights.status();
-  if (!exchange_.TakeWeights(/*all_here=*/false)) return absl::CancelledError("closed");
+  if (!exchange_.TakeWeights(/*all_here=*/false, std::nullopt)) return absl::CancelledError("closed");
   weights_ = *std::move(weights);
   have_.reset();
   touched_.assign(weights_.tensors().size(), false);
@@ -188,13 +226,12 @@ absl::Status DaemonSubscriber::ReadSpecAgain() {
 v1::SubscribeRequest DaemonSubscriber::Request() const {
   v1::SubscribeRequest request;
   request.set_run_id(subscription_.run_id);
-  if (asked_.empty()) {
-    request.set_every(subscription_.every);
+  if (asked_.tag.empty()) {
+    AskForWanted(&request);
     if (subscription_.average) request.set_average(*subscription_.average);
     request.set_format(subscription_.format);
-    if (have_) *request.mutable_have() = *have_;
   } else {
-    request.mutable_version()->set_tag(asked_);
+    request.mutable_version()->set_tag(asked_.tag);
   }
   const auto& digests = weights_.digests();
   const auto known = [](const auto& digest) { return digest.has_value(); };
@@ -225,7 +262,7 @@ absl::Status DaemonSubscriber::TakeBegin(const v1::VersionBegin& begin) {
   incoming_ = *std::move(incoming);
   if (!incoming_->whole()) return absl::OkStatus();
   DropChanges();
-  if (!exchange_.TakeWeights(/*all_here=*/false)) return absl::CancelledError("closed");
+  if (!exchange_.TakeWeights(/*all_here=*/false, incoming_->id())) return absl::CancelledError("closed");
   have_.reset();
   return absl::OkStatus();
 }
@@ -270,7 +307,7 @@ absl::Status DaemonSubscriber::CheckNoneLacks() const {
 }
 
 absl::Status DaemonSubscriber::WriteChanges() {
-  if (!exchange_.TakeWeights(/*all_here=*/true)) return absl::CancelledError("closed");
+  if (!exchange_.TakeWeights(/*all_here=*/true, incoming_->id())) return absl::CancelledError("closed");
   have_.reset();
   const std::vector<v1::ChangedChunk> changes = std::exchange(changes_, {});
   DropChanges();
@@ -303,25 +340,18 @@ void DaemonSubscriber::Forget() {
   weights_.Forget();
 }
 
-bool DaemonSubscriber::IsWanted(const v1::VersionId& id) const {
-  if (!told_ || id.epoch() != told_->epoch() || id.generation() != told_->generation()) return true;
-  return id.step() < told_->step() || id.step() - told_->step() >= subscription_.every;
-}
-
 void DaemonSubscriber::Publish(FollowedVersion version) {
   version.whole_bytes = weights_.bytes();
   version.respecified = respecified_;
   for (uint32_t i = 0; i < touched_.size(); ++i) {
     if (touched_[i]) version.changed.push_back(i);
   }
-  version.tag = asked_;
-  const bool same = asked_.empty() && told_ && IsSameVersion(*told_, *have_);
+  version.tag = asked_.tag;
+  const bool same = asked_.tag.empty() && told_ && IsSameVersion(*told_, *have_);
   if (same && version.changed.empty() && !respecified_) return exchange_.GiveBack();
   told_ = have_;
-  touched_.assign(touched_.size(), false);
-  respecified_ = false;
-  if (changed_) changed_->EndVersion();
-  exchange_.Publish(std::move(version));
+  if (!held_) EndVersion();
+  exchange_.Publish(std::move(version), *told_);
 }
 
 }  // namespace ballast

@@ -1,4 +1,5 @@
-// ballast::Subscriber of one daemon: subscriber.h says what the calls do.
+// ballast::Subscriber of one daemon: subscriber.h says what the calls do. As part of one of several daemons (OpenHeld) it is a
+// HeldSubscriber, and its run a part of a run; elsewhere that is refused.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -15,8 +16,10 @@
 #include "absl/synchronization/mutex.h"
 
 #include "ballast/v1/follow.pb.h"
+#include "client/cpp/follow/change_signal.h"
 #include "client/cpp/follow/changed_elements.h"
 #include "client/cpp/follow/followed_weights.h"
+#include "client/cpp/follow/held_subscriber.h"
 #include "client/cpp/follow/incoming_version.h"
 #include "client/cpp/follow/subscriber.h"
 #include "client/cpp/follow/version_exchange.h"
@@ -26,10 +29,14 @@
 
 namespace ballast {
 
-class DaemonSubscriber final : public Subscriber {
+class DaemonSubscriber final : public HeldSubscriber {
  public:
   static absl::StatusOr<std::unique_ptr<DaemonSubscriber>> Open(ClientOptions options,
                                                                 const SubscribeOptions& subscription);
+  // `changes`: told whenever standing() is another one.
+  static absl::StatusOr<std::unique_ptr<DaemonSubscriber>> OpenHeld(ClientOptions options,
+                                                                    const SubscribeOptions& subscription,
+                                                                    std::shared_ptr<ChangeSignal> changes);
   ~DaemonSubscriber() override;
 
   absl::StatusOr<std::optional<FollowedVersion>> Next(double timeout_s) override;
@@ -41,16 +48,31 @@ class DaemonSubscriber final : public Subscriber {
   absl::StatusOr<uint64_t> CountChanged(uint32_t tensor) const override;
   absl::Status ReadChanged(uint32_t tensor, absl::Span<int64_t> places, absl::Span<std::byte> values) const override;
   absl::Status Rollback(const std::string& tag) override;
-  void Resume() override { Turn(""); }
+  void Resume() override { Turn({.tag = "", .every = subscription_.every}); }
   void Close() override;
 
+  Standing standing() const override { return exchange_.standing(); }
+  void Seek(std::optional<uint64_t> from, uint64_t every) override;
+  absl::StatusOr<Timeline> Now() override;
+  void EndVersion() override;
+
  private:
+  // Of versions.
+  struct Wish {
+    std::string tag;                         // of this name; empty: the newest
+    std::optional<v1::VersionId> from = {};  // of its generation and epoch none before its step
+    uint64_t every = 0;                      // none nearer to the last one
+  };
+
   DaemonSubscriber(std::unique_ptr<Connection> connection, std::shared_ptr<std::atomic<bool>> closing,
-                   SubscribeOptions subscription, FollowedWeights weights);
+                   SubscribeOptions subscription, FollowedWeights weights, std::shared_ptr<ChangeSignal> changes);
 
   absl::Status CheckReading(uint32_t tensor) const;
-  // From now on the version of this name, or, where it is empty, the newest ones.
-  void Turn(std::string tag);
+  void Turn(Wish wish);
+  // An answer about the run, for Now.
+  template <typename Stub, typename Asked, typename Answer>
+  absl::Status AskNow(Stub& stub, grpc::Status (Stub::*method)(grpc::ClientContext*, const Asked&, Answer*),
+                      Asked request, Answer* response);
 
   // --- the receiver's thread ---
   void Receive();
@@ -77,25 +99,29 @@ class DaemonSubscriber final : public Subscriber {
   absl::Status CheckNoneLacks() const;
   void DropChanges();
   void Forget();
-  // Whether this version is as far from the last one published as the caller wants.
+  // Whether this version is as far from the last one published as is wanted.
   bool IsWanted(const v1::VersionId& id) const;
+  // SubscribeRequest.have and every, for that.
+  void AskForWanted(v1::SubscribeRequest* request) const;
   void Publish(FollowedVersion version);
 
   const std::unique_ptr<Connection> connection_;
   const std::shared_ptr<std::atomic<bool>> closing_;  // what the connection's waits ask
   const SubscribeOptions subscription_;
+  const bool held_;         // somebody else says when a version is over: EndVersion
   const std::string what_;  // for the log
   VersionExchange exchange_;
   absl::Mutex mu_;
   grpc::ClientContext* call_ ABSL_GUARDED_BY(mu_) = nullptr;  // under way
-  std::string tag_ ABSL_GUARDED_BY(mu_);                      // that is wanted; empty: the newest
-  uint64_t turns_ ABSL_GUARDED_BY(mu_) = 0;                   // times that it has changed
+  grpc::ClientContext* asks_ ABSL_GUARDED_BY(mu_) = nullptr;  // that of AskNow
+  Wish wish_ ABSL_GUARDED_BY(mu_);
+  uint64_t turns_ ABSL_GUARDED_BY(mu_) = 0;  // times that it has changed
 
   FollowedWeights weights_;                 // the receiver's or the caller's, as exchange_ says, like the next
   std::optional<ChangedElements> changed_;  // by the version that the weights are of; none: they are not marked
 
   // The receiver's.
-  std::string asked_;                  // tag_, when it was learned
+  Wish asked_;                         // wish_, when it was learned
   uint64_t turn_ = 0;                  // turns_, likewise
   std::optional<v1::VersionId> have_;  // none: the weights are of no version
   std::optional<v1::VersionId> told_;  // the last one published

@@ -1,4 +1,5 @@
-// A subscriber that goes to a version that has a name, and back to the newest ones.
+// A subscriber that is told to go to another version: one that has a name, the newest ones, or a later one.
+#include <algorithm>
 #include <utility>
 
 #include "client/cpp/follow/daemon_subscriber.h"
@@ -6,25 +7,65 @@
 #include "client/cpp/follow/version_tags.h"
 
 namespace ballast {
+namespace {
+
+// Whether steps of one are steps of the other.
+bool AreOfOneTimeline(const v1::VersionId& a, const v1::VersionId& b) {
+  return a.generation() == b.generation() && a.epoch() == b.epoch();
+}
+
+}  // namespace
 
 absl::Status DaemonSubscriber::Rollback(const std::string& tag) {
   if (auto s = CheckNameable(subscription_, tag); !s.ok()) return s;
   if (auto s = CheckTag(*connection_, subscription_.run_id, tag); !s.ok()) return s;
-  Turn(tag);
+  Turn({.tag = tag});
   return absl::OkStatus();
 }
 
-void DaemonSubscriber::Turn(std::string tag) {
+// What is offered, or else what is here, says of which generation the step is.
+void DaemonSubscriber::Seek(std::optional<uint64_t> from, uint64_t every) {
+  Wish wish{.tag = "", .every = every};
+  const Standing now = standing();
+  if (from && (now.offered || now.here)) {
+    wish.from = now.offered ? now.offered : now.here;
+    wish.from->set_step(*from);
+  }
+  Turn(std::move(wish));
+  exchange_.Decline();
+}
+
+void DaemonSubscriber::Turn(Wish wish) {
   absl::MutexLock lock(&mu_);
-  tag_ = std::move(tag);
+  wish_ = std::move(wish);
   ++turns_;
   if (call_ != nullptr) call_->TryCancel();
 }
 
 void DaemonSubscriber::LearnWanted() {
   absl::MutexLock lock(&mu_);
-  asked_ = tag_;
+  asked_ = wish_;
   turn_ = turns_;
+}
+
+bool DaemonSubscriber::IsWanted(const v1::VersionId& id) const {
+  if (asked_.from && AreOfOneTimeline(id, *asked_.from) && id.step() < asked_.from->step()) return false;
+  if (!told_ || !AreOfOneTimeline(id, *told_)) return true;
+  return id.step() < told_->step() || id.step() - told_->step() >= asked_.every;
+}
+
+void DaemonSubscriber::AskForWanted(v1::SubscribeRequest* request) const {
+  request->set_every(asked_.every);
+  if (have_) *request->mutable_have() = *have_;
+  if (!asked_.from) return;
+  if (!have_ || !AreOfOneTimeline(*have_, *asked_.from)) {
+    // A version that the daemon does not have any more, so that none is sent before that step, and then a whole one.
+    *request->mutable_have() = *asked_.from;
+    request->mutable_have()->set_step(0);
+    request->set_every(asked_.from->step());
+  } else if (asked_.from->step() > have_->step()) {
+    request->set_every(std::max(asked_.every, asked_.from->step() - have_->step()));
+  }
 }
 
 bool DaemonSubscriber::HasTurned() {

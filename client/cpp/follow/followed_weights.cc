@@ -1,5 +1,7 @@
 #include "client/cpp/follow/followed_weights.h"
 
+#include <google/protobuf/util/message_differencer.h>
+
 #include <algorithm>
 #include <cstring>
 #include <new>
@@ -103,6 +105,7 @@ absl::Status FollowedWeights::Read(uint32_t tensor, absl::Span<const int64_t> pl
 
 bool FollowedWeights::Fit(const v1::RunSpec& spec, uint64_t chunk_elements) const {
   if (chunk_elements != tensors_.chunk_elements() || spec.tensors_size() != spec_.tensors_size()) return false;
+  if (!google::protobuf::util::MessageDifferencer::Equals(spec.part(), spec_.part())) return false;
   for (int i = 0; i < spec.tensors_size(); ++i) {
     if (!SameAsServed(spec, spec_, i)) return false;
   }

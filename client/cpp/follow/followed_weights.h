@@ -35,7 +35,7 @@ class FollowedWeights {
   // The elements at these places in the tensor, likewise.
   absl::Status Read(uint32_t tensor, absl::Span<const int64_t> places, std::byte* out) const;
 
-  // Whether a run of this spec has these tensors, in these formats.
+  // Whether a run of this spec has these tensors, in these formats, as the same part.
   bool Fit(const v1::RunSpec& spec, uint64_t chunk_elements) const;
 
   // Makes the chunk, one that IncomingVersion has taken, what it is in its version. With a tensor's last chunk its digest is

@@ -1,7 +1,7 @@
 // ballast::Subscriber: a reader that keeps up with a run's weights, such as an evaluator or an inference engine
 // (proto/PROTOCOL.md, "Following a run").
 //
-//   auto reader = ballast::Subscriber::Open({.server = "node7:7700"}, {.run_id = "r1"}).value();
+//   auto reader = ballast::Subscriber::Open({.server = "node7:7700"}, {.run_id = "r1"}).value();   // or all its daemons
 //   for (;;) {
 //     const auto version = reader->Next(60);                 // absl::StatusOr<std::optional<FollowedVersion>>
 //     if (!version.ok()) return version.status();
@@ -23,9 +23,10 @@
 // or tensors whose digest does, are asked for again, as is what comes out of order: three times in a row.
 //
 // Errors: absl::Status with the daemon's code and message, and then every Next returns it. NOT_FOUND: there is no such
-// run, or it was deleted. FAILED_PRECONDITION: it has no RunSpec.follow, not that average or format, or no weights yet.
-// INVALID_ARGUMENT: this client knows no such format, or two options exclude each other. UNIMPLEMENTED: the daemon is
-// older than this; or `server` names several. RESOURCE_EXHAUSTED: it has as many readers as it takes, or there is no
+// run, or it was deleted. FAILED_PRECONDITION: it has no RunSpec.follow, not that average or format, or no weights yet; or
+// the daemons that are named are not all of the run's. INVALID_ARGUMENT: this client knows no such format, or two options
+// exclude each other. UNIMPLEMENTED: the daemon is older than this; or names and averages of a run on several daemons
+// (client/cpp/parts/parts_subscriber.h). RESOURCE_EXHAUSTED: it has as many readers as it takes, or there is no
 // memory for its weights. DATA_LOSS, INTERNAL: what comes is damaged, or out of order, again and again. UNAVAILABLE: the
 // daemon cannot be reached. CANCELLED: Close was called.
 #pragma once

@@ -4,27 +4,41 @@
 
 namespace ballast {
 
-bool VersionExchange::TakeWeights(bool all_here) {
+bool VersionExchange::TakeWeights(bool all_here, std::optional<v1::VersionId> offered) {
+  {
+    absl::MutexLock lock(&mu_);
+    wanted_ = !receivers_;
+    declined_ = false;
+    offered_ = std::move(offered);
+  }
+  Tell();
   absl::MutexLock lock(&mu_);
-  wanted_ = !receivers_;
-  const auto free = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return receivers_ || granted_ || closed_; };
-  mu_.Await(absl::Condition(&free));
+  const auto over = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return receivers_ || granted_ || declined_ || closed_; };
+  mu_.Await(absl::Condition(&over));
   wanted_ = false;
-  if (closed_) return false;
+  offered_.reset();
+  if (closed_ || std::exchange(declined_, false)) return false;
   receivers_ = true;
   all_here_ = all_here;
   return true;
 }
 
-void VersionExchange::Publish(FollowedVersion version) {
-  absl::MutexLock lock(&mu_);
-  version_ = std::move(version);
-  receivers_ = all_here_ = granted_ = false;
+void VersionExchange::Publish(FollowedVersion version, const v1::VersionId& id) {
+  {
+    absl::MutexLock lock(&mu_);
+    version_ = std::move(version);
+    here_ = id;
+    receivers_ = all_here_ = granted_ = false;
+  }
+  Tell();
 }
 
 void VersionExchange::GiveBack() {
-  absl::MutexLock lock(&mu_);
-  receivers_ = all_here_ = false;
+  {
+    absl::MutexLock lock(&mu_);
+    receivers_ = all_here_ = false;
+  }
+  Tell();
 }
 
 void VersionExchange::Spoil() {
@@ -33,9 +47,12 @@ void VersionExchange::Spoil() {
 }
 
 void VersionExchange::Fail(absl::Status status) {
-  absl::MutexLock lock(&mu_);
-  failure_ = std::move(status);
-  all_here_ = false;
+  {
+    absl::MutexLock lock(&mu_);
+    failure_ = std::move(status);
+    all_here_ = false;
+  }
+  Tell();
 }
 
 absl::StatusOr<std::optional<FollowedVersion>> VersionExchange::Next(absl::Duration timeout) {
@@ -64,9 +81,25 @@ bool VersionExchange::readable() const {
   return !receivers_;
 }
 
-void VersionExchange::Close() {
+HeldSubscriber::Standing VersionExchange::standing() const {
   absl::MutexLock lock(&mu_);
-  closed_ = true;
+  HeldSubscriber::Standing standing{.told = told(), .waits = wanted_};
+  if (wanted_) standing.offered = offered_;
+  if (!receivers_) standing.here = here_;
+  return standing;
+}
+
+void VersionExchange::Decline() {
+  absl::MutexLock lock(&mu_);
+  declined_ = std::exchange(wanted_, false);
+}
+
+void VersionExchange::Close() {
+  {
+    absl::MutexLock lock(&mu_);
+    closed_ = true;
+  }
+  Tell();
 }
 
 bool VersionExchange::closed() const {

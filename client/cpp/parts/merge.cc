@@ -10,6 +10,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
+#include "client/cpp/parts/merge_follow.h"
+
 namespace ballast {
 namespace {
 
@@ -190,6 +192,7 @@ v1::RunStatus MergeStatuses(absl::Span<const v1::RunStatus> statuses, const Part
     whole.set_grad_norm(whole.last_result().grad_norm());
   }
   whole.clear_part();
+  if (whole.has_follow()) *whole.mutable_follow() = MergeFollow(statuses);
   return whole;
 }
 

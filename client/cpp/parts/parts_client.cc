@@ -16,18 +16,6 @@ namespace {
 // A run whose checkpoint is asked for while it trains: the daemons may close a step in between.
 constexpr int kCheckpointTries = 20;
 
-absl::Status CheckServers(const std::vector<std::string>& servers) {
-  std::set<std::string> seen;
-  for (const std::string& server : servers) {
-    if (server.empty()) return absl::InvalidArgumentError("server: an address between commas is empty");
-    if (!seen.insert(server).second) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("server: '", server, "' is named twice; each daemon of a run has a part of its own"));
-    }
-  }
-  return absl::OkStatus();
-}
-
 // Of RewindResponse and RestoreResponse: all went to the same step.
 template <typename Answer>
 Answer MergedBack(const std::vector<Answer>& answers) {
@@ -41,7 +29,6 @@ Answer MergedBack(const std::vector<Answer>& answers) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Client>> PartsClient::Connect(ClientOptions options, std::vector<std::string> servers) {
-  if (auto s = CheckServers(servers); !s.ok()) return s;
   auto daemons = AllOrError(ForAll(static_cast<uint32_t>(servers.size()),
                                    [&](uint32_t part) {
                                      ClientOptions own = options;

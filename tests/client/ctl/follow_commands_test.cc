@@ -158,7 +158,9 @@ TEST_F(FollowCommandsTest, WrongWordsAndFoldersAreNamed) {
   EXPECT_EQ(none.code, kUsage);
   EXPECT_THAT(none.err, AllOf(HasSubstr("--retain is 0"), HasSubstr("try `ballastctl follow --help`")));
   EXPECT_THAT(Say({"follow", "other", "--out", folder_.string()}).err, HasSubstr("no run 'other'"));
-  EXPECT_THAT(Say({"follow", "r", "--out", "x", "--server", "a:1,b:2"}).err, HasSubstr("on several daemons"));
+  EXPECT_THAT(Say({"follow", "r", "--out", "x", "--server", "a:1,a:1"}).err, HasSubstr("'a:1' is named twice"));
+  EXPECT_THAT(Say({"follow", "r", "--out", "x", "--tag", "best", "--server", "a:1,b:2"}).err,
+              HasSubstr("version 'best' of run 'r', which is on several daemons"));
   EXPECT_EQ(Say({"follow", "r", "--out", "x", "--server", "127.0.0.1:1", "--timeout=0.05"}).code, kUnreachable);
   EXPECT_THAT(Say({"follow", "r", "--out", "x", "--tag", "t", "--format", "bf16"}).err,
               HasSubstr("leave out --format"));

@@ -254,9 +254,6 @@ TEST(SubscriberTest, ADeletedRunIsNamed) {
 }
 
 TEST(SubscriberTest, WhatCannotBeFollowedIsRefusedByName) {
-  const absl::Status several = OpenFailure("a:1,b:2");
-  EXPECT_EQ(several.code(), absl::StatusCode::kUnimplemented);
-  EXPECT_THAT(std::string(several.message()), HasSubstr("following a run on several daemons (a:1,b:2)"));
   FakeFollowService daemon(FakeSpec());
   const absl::Status missing = OpenFailure(daemon.address(), "other");
   EXPECT_EQ(missing.code(), absl::StatusCode::kNotFound);

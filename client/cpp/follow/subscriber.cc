@@ -1,0 +1,25 @@
+#include "client/cpp/follow/subscriber.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+
+#include "client/cpp/follow/daemon_subscriber.h"
+#include "client/cpp/parts/parts_subscriber.h"
+
+namespace ballast {
+
+double FollowedVersion::StalenessSeconds() const {
+  return std::max(0.0, absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()) - closed_unix_s);
+}
+
+absl::StatusOr<std::unique_ptr<Subscriber>> Subscriber::Open(ClientOptions options,
+                                                             const SubscribeOptions& subscription) {
+  if (absl::StrContains(options.server, ',')) return PartsSubscriber::Open(std::move(options), subscription);
+  return DaemonSubscriber::Open(std::move(options), subscription);
+}
+
+}  // namespace ballast

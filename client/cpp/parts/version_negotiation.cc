@@ -1,0 +1,124 @@
+#include "client/cpp/parts/version_negotiation.h"
+
+#include <algorithm>
+
+namespace ballast {
+namespace {
+
+using Standing = VersionNegotiation::Standing;
+
+// So many versions without a miss shorten the stride.
+constexpr int kCalmVersions = 8;
+// A stride is at most so many times `every`; no run makes as many steps while a version is made.
+constexpr uint64_t kMostStrides = uint64_t{1} << 32;
+
+const std::optional<v1::VersionId>& Candidate(const Standing& part) { return part.offered ? part.offered : part.here; }
+
+bool Same(const v1::VersionId& a, const v1::VersionId& b) {
+  return a.step() == b.step() && a.generation() == b.generation() && a.epoch() == b.epoch();
+}
+
+// Whether it has something that was not handed out.
+bool IsNew(const Standing& part) {
+  const auto& candidate = Candidate(part);
+  return candidate && !(part.handed && Same(*candidate, *part.handed));
+}
+
+// The highest step of those that were not handed out.
+uint64_t Furthest(absl::Span<const Standing> standings) {
+  uint64_t furthest = 0;
+  for (const Standing& part : standings) {
+    if (IsNew(part)) furthest = std::max(furthest, Candidate(part)->step());
+  }
+  return furthest;
+}
+
+bool AreOfOneStep(absl::Span<const Standing> standings) {
+  return std::all_of(standings.begin(), standings.end(),
+                     [&](const Standing& part) { return Candidate(part)->step() == Candidate(standings[0])->step(); });
+}
+
+// Whether it waits with one that comes too early to be the common one.
+bool LagsBehind(const Standing& part, uint64_t furthest) { return part.offered && part.offered->step() < furthest; }
+
+}  // namespace
+
+bool VersionNegotiation::WantsTimelines(absl::Span<const Standing> standings) const {
+  const auto has = [](const Standing& part) { return Candidate(part).has_value(); };
+  if (!std::all_of(standings.begin(), standings.end(), has)) return false;
+  if (!std::any_of(standings.begin(), standings.end(), IsNew)) return false;
+  if (AreOfOneStep(standings)) return true;
+  const uint64_t furthest = Furthest(standings);
+  return std::any_of(standings.begin(), standings.end(),
+                     [&](const Standing& part) { return LagsBehind(part, furthest); });
+}
+
+VersionNegotiation::Decision VersionNegotiation::Decide(absl::Span<const Standing> standings,
+                                                        absl::Span<const Timeline> now) {
+  Decision decision;
+  const auto is_undone = [&](size_t p) { return !now[p].Has(*Candidate(standings[p])); };
+  if (!std::equal(now.begin(), now.end(), known_.begin(), known_.end())) {
+    stride_ = every_;  // steps are counted anew
+    missed_ = calm_ = 0;
+    known_.assign(now.begin(), now.end());
+  }
+  for (size_t p = 0; p < parts_; ++p) {
+    // What is here is followed by another version without being told.
+    if (is_undone(p) && standings[p].offered) decision.orders.push_back(GoOn(p));
+  }
+  for (size_t p = 0; p < parts_; ++p) {
+    if (is_undone(p)) return decision;
+  }
+  if (!AreOfOneStep(standings)) return OnDifferent(standings, Furthest(standings));
+  decision.agreed = true;
+  return decision;
+}
+
+VersionNegotiation::Decision VersionNegotiation::OnDifferent(absl::Span<const Standing> standings, uint64_t furthest) {
+  Decision decision;
+  const auto lags = [&](const Standing& part) { return LagsBehind(part, furthest); };
+  if (std::none_of(standings.begin(), standings.end(), lags)) return decision;
+  sought_ = true;
+  calm_ = 0;
+  if (++missed_ > 1) {
+    stride_ = std::min(2 * stride_, every_ * kMostStrides);
+    decision.orders = All(((furthest + stride_ / 2) / stride_ + 1) * stride_);
+    return decision;
+  }
+  for (size_t p = 0; p < parts_; ++p) {
+    if (lags(standings[p])) decision.orders.push_back({.part = p, .from = furthest, .every = stride_});
+  }
+  return decision;
+}
+
+std::vector<VersionNegotiation::Order> VersionNegotiation::All(std::optional<uint64_t> from) const {
+  std::vector<Order> orders;
+  for (size_t p = 0; p < parts_; ++p) orders.push_back({.part = p, .from = from, .every = stride_});
+  return orders;
+}
+
+std::vector<VersionNegotiation::Order> VersionNegotiation::OnHandedOut() {
+  if (missed_ == 0) ++calm_;
+  missed_ = 0;
+  bool changes = sought_;
+  sought_ = false;
+  if (calm_ >= kCalmVersions && stride_ > every_) {
+    stride_ /= 2;
+    calm_ = 0;
+    changes = true;
+  }
+  return changes ? All(std::nullopt) : std::vector<Order>();
+}
+
+std::vector<VersionNegotiation::Order> VersionNegotiation::Relax(absl::Span<const Standing> standings) {
+  stride_ = every_;
+  sought_ = false;
+  missed_ = calm_ = 0;
+  std::vector<Order> orders;
+  for (size_t p = 0; p < parts_; ++p) {
+    if (standings[p].here) orders.push_back(GoOn(p));
+  }
+  return orders;
+}
+
+}  // namespace ballast
