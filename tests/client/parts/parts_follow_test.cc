@@ -12,6 +12,7 @@
 #include "client/cpp/parts/part_placement.h"
 #include "tests/client/cutting_proxy.h"
 #include "tests/client/parts/followed_parts.h"
+#include "tests/client/relay/relay_daemon.h"
 #include "tests/server/storage/temporary_folder.h"
 
 namespace ballast {
@@ -236,6 +237,8 @@ TEST(PartsFollowDaemonsTest, WhatCannotBeFollowedIsRefusedByName) {
   };
   EXPECT_THAT(refused(b), HasSubstr("the daemon at " + b + " has part 1 of 2 of run 'dozen' alone: name all daemons"));
   EXPECT_THAT(refused(b + "," + a), HasSubstr("in the same order"));
+  RealDaemon relay(RelayOf(a, {"dozen"}));
+  EXPECT_THAT(refused(relay.address()), HasSubstr("is on several daemons, and a relay has runs of one"));
   const auto created = [&](const auto& set) {
     v1::RunSpec spec = DozenTensors();
     spec.set_run_id("other");
