@@ -6,7 +6,8 @@
 Each target begins with its files in tests/fuzz/corpus, which stay as they are, and what earlier runs found, in
 build/fuzz/found, to which it adds what is new. It ends after its share of the executions, or after so many seconds, or at the
 first input that fails, which is kept in build/fuzz/failed. Ctrl-C ends all at once, and the table has how far they came.
---record writes the table to tests/bench/results/fuzz.md, and adds the run to those that are listed there.
+--record writes the table to tests/bench/results/fuzz.md, where all targets were run, and adds the run to those that are
+listed there.
 
 Wants the targets built with clang: deploy/packages.sh fuzz && deploy/setup.sh build fuzz fuzzers. Exits with 1 if an input
 failed. The last line says how it went.
@@ -146,27 +147,24 @@ def table(outcomes: list[Outcome], options: argparse.Namespace) -> str:
     return "\n".join(lines) + "\n"
 
 
-LISTED = "## All recorded runs"
+LISTED = "\n## All recorded runs\n"
 
 
-def runs_listed(page: str) -> list[str]:
-    """The lines of the runs that an earlier page lists."""
-    _, _, listed = page.partition(LISTED)
-    return [line for line in listed.splitlines() if line.startswith("| 20")]
-
-
-def list_of_runs(before: list[str], outcomes: list[Outcome], options: argparse.Namespace) -> str:
-    """Each began with the inputs that its machine had found before."""
+def with_runs(table_text: str, listed: str, outcomes: list[Outcome], options: argparse.Namespace) -> str:
+    """The page: a table, and all runs, of which an earlier page lists those before."""
     executions, failed = sum(o.executions for o in outcomes), sum(o.failed for o in outcomes)
-    runs = [*before, f"| {datetime.date.today()} | {options.seed} | {executions:,} | {failed:,} |"]
-    total = sum(int(line.split("|")[3].replace(",", "")) for line in runs)
-    head = ["", LISTED, "", "| date | seed | executions | failed |", "| --- | --- | --- | --- |"]
-    return "\n".join([*head, *runs, "", f"{total:,} executions in all."]) + "\n"
+    runs = [line for line in listed.splitlines() if line.startswith("| 20")]
+    cells = [datetime.date.today(), options.only or "all", options.seed, f"{executions:,}", f"{failed:,}"]
+    runs.append(f"| {' | '.join(map(str, cells))} |")
+    total = sum(int(line.split("|")[4].replace(",", "")) for line in runs)
+    head = ["", "| date | targets | seed | executions | failed |", "| --- | --- | --- | --- | --- |"]
+    return table_text + LISTED + "\n".join([*head, *runs, "", f"{total:,} executions in all."]) + "\n"
 
 
 def record(text: str, outcomes: list[Outcome], options: argparse.Namespace) -> None:
-    before = runs_listed(options.page.read_text()) if options.page.exists() else []
-    options.page.write_text(text + list_of_runs(before, outcomes, options))
+    """The table stays that of the last run of all targets."""
+    before, _, listed = options.page.read_text().partition(LISTED) if options.page.exists() else ("", "", "")
+    options.page.write_text(with_runs(before if options.only else text, listed, outcomes, options))
 
 
 def parse() -> argparse.Namespace:
@@ -183,8 +181,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--page", type=Path, default=RESULTS, help="what --record writes")
     parser.add_argument("--list", action="store_true", help="the targets' names, and nothing else")
     options = parser.parse_args()
-    if options.record and options.only:
-        parser.error("--record wants all targets: leave --only out")
     if options.executions < 1 or options.seconds < 0 or options.jobs < 1:
         parser.error("--executions and --jobs want at least 1, --seconds at least 0")
     options.told = [word for word in sys.argv[1:] if word != "--record"]
@@ -207,7 +203,7 @@ def main() -> int:
         return 2
     text = table(outcomes, options)
     print(text)
-    if options.record and len(outcomes) == len(TARGETS):
+    if options.record and len(outcomes) == len(chosen):
         record(text, outcomes, options)
     executions, failed = sum(o.executions for o in outcomes), sum(o.failed for o in outcomes)
     print(f"{executions:,} executions, {failed} inputs failed")

@@ -83,11 +83,14 @@ def test_recorded_runs_add_up(tmp_path: Path) -> None:
     for seed in ("7", "8"):
         said = subprocess.run([*command, "--seed", seed], capture_output=True, text=True, timeout=60)
         assert said.returncode == 0, said.stderr
+    table = page.read_text().partition("\n## ")[0]
+    said = subprocess.run([*command, "--seed", "9", "--only", "edge"], capture_output=True, text=True, timeout=60)
+    assert said.returncode == 0 and page.read_text().startswith(table), said.stderr
     executions = 1234 * len(names)
-    assert re.search(
-        rf"^\| 20\d\d-\d\d-\d\d \| 7 \| {executions:,} \| 0 \|$", page.read_text(), re.MULTILINE
-    ), page.read_text()
-    assert page.read_text().endswith(f"| 8 | {executions:,} | 0 |\n\n{2 * executions:,} executions in all.\n")
+    line = re.compile(rf"^\| 20\d\d-\d\d-\d\d \| all \| 7 \| {executions:,} \| 0 \|$", re.MULTILINE)
+    assert line.search(page.read_text()), page.read_text()
+    total = 2 * executions + 1234
+    assert page.read_text().endswith(f"| edge | 9 | 1,234 | 0 |\n\n{total:,} executions in all.\n"), page.read_text()
     assert "seed 8, on" in page.read_text() and "seed 7, on" not in page.read_text()
 
 
