@@ -136,11 +136,11 @@ void AddFollowing(const RunSpec& spec, Plan* plan) {
     Add(&versions, FollowMemoryBytes(served, serving));
     plan->encoded_scales = std::max(plan->encoded_scales, serving.send_buffer_scales);
   }
-  const uint64_t messages = Product(spec.follow->readers, message);
   // Who reads from the disk has a chunk, and the MiB that it is in.
   const bool reads_disk = spec.follow->tags > 0 && spec.checkpoints.has_value();
-  const uint64_t reads = reads_disk ? Sum(messages, Product(spec.follow->readers, kStoredReadBytes)) : 0;
-  plan->shards[0].bytes.following = Sum(Sum(versions, TagMemoryBytes(spec, *plan)), Sum(messages, reads));
+  const uint64_t of_disk = reads_disk ? Sum(message, kStoredReadBytes) : 0;
+  const uint64_t readers = Product(spec.follow->readers, Sum(Sum(message, ReaderDigestBytes(*plan)), of_disk));
+  plan->shards[0].bytes.following = Sum(Sum(versions, TagMemoryBytes(spec, *plan)), readers);
 }
 
 }  // namespace
@@ -172,7 +172,6 @@ uint64_t VersionChangeBytes(const RunSpec& spec, const Plan& plan) {
   return Sum(plan.pull_bytes / 2, Product(ChunkStarts(spec).back(), kPieceOverhead));
 }
 
-// What a reader may have under way: a chunk, or many small ones with what the message says of each.
 uint64_t VersionMessageBytes(const Plan& plan) {
   constexpr uint64_t kOfAPart = 128;
   const uint64_t chunk = plan.send_buffer_bytes + plan.send_buffer_scales * sizeof(float);

@@ -171,7 +171,10 @@ inline constexpr uint64_t kPieceOverhead = 256;
 inline constexpr uint64_t kStoredReadBytes = uint64_t{2} << 20;
 // Where readers may follow the run: a version of all weights as they are served.
 uint64_t VersionBytes(const RunSpec& spec, const Plan& plan);
+// A message to a reader: a chunk, or many small ones with what it says of each. And the digests of the weights that a
+// reader came with.
 uint64_t VersionMessageBytes(const Plan& plan);
+inline uint64_t ReaderDigestBytes(const Plan& plan) { return Product(plan.tensors, sizeof(uint64_t)); }
 // The most that one may have changed of the one before: half of its bytes, or it goes whole.
 uint64_t VersionChangeBytes(const RunSpec& spec, const Plan& plan);
 // What versions, and what they have changed, may take together: the newest version, the one that is made, what that may

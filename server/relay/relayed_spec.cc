@@ -65,8 +65,8 @@ bool ServeTheSame(const RunSpec& a, const RunSpec& b) {
 
 Plan RelayedPlan(const RunSpec& spec, uint32_t readers) {
   Plan plan = MakePlan(spec);
-  const uint64_t messages = Product(readers, VersionMessageBytes(plan));
-  plan.bytes = {.following = Sum(FollowMemoryBytes(spec, plan), messages)};
+  const uint64_t of_readers = Product(readers, Sum(VersionMessageBytes(plan), ReaderDigestBytes(plan)));
+  plan.bytes = {.following = Sum(FollowMemoryBytes(spec, plan), of_readers)};
   plan.shards.resize(1);
   plan.shards[0] = {.bytes = plan.bytes};
   return plan;

@@ -170,13 +170,15 @@ TEST(PlanTest, VersionsForReadersTakeMemoryWhereTheRunMayBeFollowed) {
   const uint64_t version = 2 * plan.parameters + ChunkStarts(spec).back() * kPieceOverhead;
   EXPECT_EQ(VersionBytes(spec, plan), version);
   EXPECT_EQ(FollowMemoryBytes(spec, plan), 3 * version + plan.parameters + ChunkStarts(spec).back() * kPieceOverhead);
-  EXPECT_EQ(plan.bytes.following, FollowMemoryBytes(spec, plan) + 5 * VersionMessageBytes(plan));
+  const uint64_t reader = VersionMessageBytes(plan) + ReaderDigestBytes(plan);
+  EXPECT_EQ(ReaderDigestBytes(plan), 8 * spec.tensors.size());
+  EXPECT_EQ(plan.bytes.following, FollowMemoryBytes(spec, plan) + 5 * reader);
   EXPECT_EQ(plan.bytes.on_device(), plan.bytes.total() - plan.bytes.beside_device());
   for (const double decay : {0.9, 0.999}) wire.add_averages(decay);
   EXPECT_EQ(MakePlan(Made(wire)).bytes.following, plan.bytes.following)
       << "averages are not followed unless it says so";
   wire.mutable_follow()->set_averages(true);
-  EXPECT_EQ(MakePlan(Made(wire)).bytes.following, 3 * FollowMemoryBytes(spec, plan) + 5 * VersionMessageBytes(plan));
+  EXPECT_EQ(MakePlan(Made(wire)).bytes.following, 3 * FollowMemoryBytes(spec, plan) + 5 * reader);
 }
 
 TEST(PlanTest, EachFormatThatIsFollowedTakesWhatARunTakesThatServesIt) {
@@ -195,7 +197,7 @@ TEST(PlanTest, EachFormatThatIsFollowedTakesWhatARunTakesThatServesIt) {
   }
   for (const char* format : {"bf16", "int8-row", "fp8-e4m3"}) wire.mutable_follow()->add_formats(format);
   const Plan plan = MakePlan(Made(wire));
-  EXPECT_EQ(plan.bytes.following, versions + 5 * message);
+  EXPECT_EQ(plan.bytes.following, versions + 5 * (message + ReaderDigestBytes(plan)));
   EXPECT_GT(scales, alone);
   EXPECT_EQ(plan.shards[0].scales, scales) << "int8 has a scale for each row, on the device";
 }
