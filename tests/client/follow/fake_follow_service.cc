@@ -50,12 +50,13 @@ void FakeFollowService::Shutdown() {
 
 void FakeFollowService::Say(const VersionParts& parts) {
   absl::MutexLock lock(&mu_);
-  for (const v1::VersionPart& part : parts) turns_.push_back({.part = part});
+  ++said_;
+  for (const v1::VersionPart& part : parts) turns_.push_back({.part = part, .said = said_});
 }
 
 void FakeFollowService::End(grpc::Status status, int retry_after_ms) {
   absl::MutexLock lock(&mu_);
-  turns_.push_back({.end = std::move(status), .retry_after_ms = retry_after_ms});
+  turns_.push_back({.end = std::move(status), .retry_after_ms = retry_after_ms, .said = said_});
 }
 
 void FakeFollowService::Amend(v1::RunSpec spec) {
@@ -84,6 +85,13 @@ void FakeFollowService::AwaitSaid() {
   mu_.Await(absl::Condition(&none));
 }
 
+void FakeFollowService::DropBegun() {
+  while (begun_ != 0 && !turns_.empty() && turns_.front().said == begun_) {
+    if (!turns_.front().part) begun_ = 0;
+    turns_.pop_front();
+  }
+}
+
 grpc::Status FakeFollowService::Subscribe(grpc::ServerContext* context, const v1::SubscribeRequest* request,
                                           grpc::ServerWriter<v1::VersionPart>* writer) {
   size_t call = 0;
@@ -91,6 +99,7 @@ grpc::Status FakeFollowService::Subscribe(grpc::ServerContext* context, const v1
     absl::MutexLock lock(&mu_);
     requests_.push_back(*request);
     call = requests_.size();
+    DropBegun();
   }
   const auto left = [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return over_ || call < requests_.size(); };
   const auto something = [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return left() || !turns_.empty(); };
@@ -102,6 +111,7 @@ grpc::Status FakeFollowService::Subscribe(grpc::ServerContext* context, const v1
       if (left()) return {grpc::StatusCode::UNAVAILABLE, "shutting down"};
       turn = std::move(turns_.front());
       turns_.pop_front();
+      begun_ = turn.part ? turn.said : 0;
     }
     if (turn.part) {
       writer->Write(*turn.part);

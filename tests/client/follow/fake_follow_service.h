@@ -1,6 +1,6 @@
 // A daemon with one run, "r", that says to its readers what a test has it say: parts of versions, and how a call ends. What
 // is queued goes out in order, to one call after another; a call for which there is nothing stays open, until there is
-// another. Thread-safe.
+// another. What is left of a version, and of the end behind it, when its reader has given its call up, is lost. Thread-safe.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -46,16 +46,20 @@ class FakeFollowService final : public v1::FollowService::Service {
     std::optional<v1::VersionPart> part;
     grpc::Status end;
     int retry_after_ms = 0;
+    uint64_t said = 0;  // Say's calls until then
   };
 
   grpc::Status Subscribe(grpc::ServerContext*, const v1::SubscribeRequest*,
                          grpc::ServerWriter<v1::VersionPart>*) override;
+  void DropBegun() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   absl::Mutex mu_;
   v1::RunSpec spec_ ABSL_GUARDED_BY(mu_);
   bool deleted_ ABSL_GUARDED_BY(mu_) = false;
   bool over_ ABSL_GUARDED_BY(mu_) = false;
   std::deque<Turn> turns_ ABSL_GUARDED_BY(mu_);
+  uint64_t said_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t begun_ ABSL_GUARDED_BY(mu_) = 0;  // Turn::said of the part that went out last; 0: an end came after it
   std::vector<v1::SubscribeRequest> requests_ ABSL_GUARDED_BY(mu_);
   std::unique_ptr<Admin> admin_;
   std::unique_ptr<grpc::Server> server_;
