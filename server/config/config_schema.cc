@@ -19,9 +19,9 @@
 #include "absl/time/time.h"
 #include "ballast_config_schema.h"
 #include "google/protobuf/descriptor.pb.h"
+#include "proto/amounts.h"
 
 #include "ballast/v1/config.pb.h"
-#include "proto/amounts.h"
 #include "server/base/status_macros.h"
 
 namespace ballast {
