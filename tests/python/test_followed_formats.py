@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import ballast
-from daemon import BINARY, Daemon, Daemons
+from daemon import BINARY, Daemon
 from models import perceptron, same_bits, weights_of
 from side_by_side import side_by_side
 
@@ -40,7 +40,7 @@ def serving(format: str) -> dict[str, str]:
     return {} if format == "bf16" else {"serving": format}
 
 
-def optimizer_of(module: nn.Module, one: Daemon | Daemons, run: str, **options: Any) -> ballast.AdamW:
+def optimizer_of(module: nn.Module, one: Daemon, run: str, **options: Any) -> ballast.AdamW:
     return ballast.AdamW(module.named_parameters(), lr=1e-3, server=one.server, run=run, **options)
 
 
@@ -68,7 +68,7 @@ def assert_same(version: ballast.Version, twin: nn.Module) -> None:
 class Twins:
     """A run that is followed in formats, and for each format one that serves it, of the same gradients."""
 
-    def __init__(self, stack: ExitStack, one: Daemon | Daemons, run: str, formats: tuple[str, ...], **options: Any):
+    def __init__(self, stack: ExitStack, one: Daemon, run: str, formats: tuple[str, ...], **options: Any):
         follow = ballast.Follow(formats=formats)
         self.where: dict[str, Any] = {"server": one.server, "run": run}
         self.trained = begun()
@@ -228,19 +228,3 @@ def test_what_cannot_be_followed_is_refused_by_name(one: Daemon) -> None:
     for given in ("", 1):
         with pytest.raises(ballast.Rejected, match="format="):
             ballast.Subscriber("127.0.0.1:1", "formats", format=given)  # type: ignore[arg-type]
-
-
-def test_of_a_run_on_several_daemons_too() -> None:
-    formats = ("bf16", "int8-row")
-    with Daemons(3) as several, ExitStack() as stack:
-        twins = Twins(stack, several, "several", formats)
-        twins.step(1)
-        readers = {format: stack.enter_context(ballast.Subscriber(**twins.where, format=format)) for format in formats}
-        for step in range(1, 5):
-            for format, reader in readers.items():
-                version = reader.next(LONG_S)
-                assert version is not None and version.step == step
-                assert_same(version, twins.of_format[format])
-            twins.step(step + 1)
-        with pytest.raises(ballast.Rejected, match="cannot be followed in format 'fp16'.*or in bf16, int8-row"):
-            ballast.Subscriber(**twins.where, format="fp16")

@@ -25,6 +25,9 @@ absl::Status CheckForParts(const SubscribeOptions& subscription) {
                   "its daemons keep no versions by name; follow it without one");
   }
   if (subscription.average) return refuse("an average", "follow its weights, without `average`");
+  if (!subscription.format.empty()) {
+    return refuse(absl::StrCat("format '", subscription.format, "'"), "follow it as it is served, without `format`");
+  }
   return absl::OkStatus();
 }
 
