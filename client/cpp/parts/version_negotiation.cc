@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "client/cpp/follow/incoming_version.h"
+
 namespace ballast {
 namespace {
 
@@ -14,14 +16,10 @@ constexpr uint64_t kMostStrides = uint64_t{1} << 32;
 
 const std::optional<v1::VersionId>& Candidate(const Standing& part) { return part.offered ? part.offered : part.here; }
 
-bool Same(const v1::VersionId& a, const v1::VersionId& b) {
-  return a.step() == b.step() && a.generation() == b.generation() && a.epoch() == b.epoch();
-}
-
 // Whether it has something that was not handed out.
 bool IsNew(const Standing& part) {
   const auto& candidate = Candidate(part);
-  return candidate && !(part.handed && Same(*candidate, *part.handed));
+  return candidate && !(part.handed && IsSameVersion(*candidate, *part.handed));
 }
 
 // The highest step of those that were not handed out.
