@@ -1,5 +1,6 @@
 // Following a run: what its spec says of it, what a reader asks for, and what is shown.
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -43,6 +44,21 @@ absl::StatusOr<std::vector<kernels::WireIndex>> ToFollowedFormats(const v1::Foll
     if (!IsServedIn(run, format)) formats.push_back(format);
   }
   return formats;
+}
+
+absl::Status CheckOfPart(const v1::RunSpec& spec) {
+  if (!spec.has_part()) return absl::OkStatus();
+  const v1::FollowSpec& follow = spec.follow();
+  const std::pair<const char*, bool> refused[] = {
+      {"tags", follow.tags() > 0}, {"averages", follow.averages()}, {"formats", follow.formats_size() > 0}};
+  for (const auto& [field, is_set] : refused) {
+    if (!is_set) continue;
+    return absl::InvalidArgumentError(absl::StrCat("follow.", field,
+                                                   " is set, and the run is on several daemons, whose readers follow "
+                                                   "the newest weights alone, as they are served: leave it unset, or "
+                                                   "give the run to one daemon"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckAlone(const v1::SubscribeRequest& request) {
@@ -93,12 +109,7 @@ VersionId ToVersionId(const v1::VersionId& id) {
 
 absl::Status TakeFollow(const v1::RunSpec& spec, RunSpec* made) {
   if (!spec.has_follow()) return absl::OkStatus();
-  if (spec.has_part() && (spec.follow().tags() > 0 || spec.follow().averages())) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("follow.", spec.follow().tags() > 0 ? "tags" : "averages",
-                     " is set, and the run is on several daemons, whose readers follow the newest weights alone: leave "
-                     "it unset, or give the run to one daemon"));
-  }
+  RETURN_IF_ERROR(CheckOfPart(spec));
   if (spec.follow().readers() > kMostFollowers) {
     return absl::InvalidArgumentError(
         absl::StrCat("follow.readers is ", spec.follow().readers(), "; wanted: at most ", kMostFollowers));
