@@ -99,9 +99,7 @@ INSTANTIATE_TEST_SUITE_P(Formats, FollowFormatsTest,
                                            Formats{"fp32", "int8-row"}, Formats{"int8-row", "fp16"},
                                            Formats{"int8-tensor", "int8-row"}, Formats{"bf16", "fp32"}),
                          [](const auto& test) {
-                           std::string name = absl::StrCat(test.param.serving, "In", test.param.followed);
-                           std::erase(name, '-');
-                           return name;
+                           return InTestName(absl::StrCat(test.param.serving, "In", test.param.followed));
                          });
 
 TEST(FollowFormatsDaemonTest, AFormatThatATrainerComputesInIsTheDtype) {

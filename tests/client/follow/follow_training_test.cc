@@ -63,11 +63,7 @@ TEST_P(FollowTrainingTest, ReadersGoBackWithTheRun) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Servings, FollowTrainingTest, ::testing::Values("fp32", "bf16", "int8-row", "fp8-e4m3"),
-                         [](const auto& test) {
-                           std::string name = test.param;
-                           std::erase(name, '-');
-                           return name;
-                         });
+                         [](const auto& test) { return InTestName(test.param); });
 
 TEST(FollowDaemonTest, AReaderThatWantsFewerVersionsGetsThem) {
   RealDaemon daemon;

@@ -3,17 +3,15 @@
 
 #include <gtest/gtest.h>
 
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "client/cpp/follow/subscriber.h"
+#include "tests/client/follow/served_bits.h"
 #include "tests/client/least_squares.h"
 
 namespace ballast {
 
-constexpr double kSoonS = 60;
 constexpr char kRun[] = "least-squares";
 
 struct FollowedTraining {
@@ -40,24 +38,7 @@ struct FollowedTraining {
   void Train(int steps) {
     for (int i = 0; i < steps; ++i) ASSERT_TRUE(problem.Step(*client).ok());
   }
-  // By tensor: codes, then scales, as a Pull brings them.
-  std::map<uint32_t, std::string> Pulled() {
-    std::map<uint32_t, std::string> codes;
-    std::map<uint32_t, std::map<uint64_t, float>> scales;  // by row
-    const auto sink = [&](const ServedPiece& piece) {
-      codes[piece.tensor].append(reinterpret_cast<const char*>(piece.codes.data()), piece.codes.size());
-      const bool one_row = spec.groups(0).serving() == "int8-tensor";
-      const uint64_t row = one_row ? 0 : piece.first / LeastSquares::kOutputs;  // the last dimension of both
-      for (size_t i = 0; i < piece.scales.size(); ++i) scales[piece.tensor][row + i] = piece.scales[i];
-      return absl::OkStatus();
-    };
-    EXPECT_TRUE(client->PullServed(kRun, {}, sink).ok());
-    for (auto& [tensor, bytes] : codes) {
-      for (const auto& [row, scale] : scales[tensor])
-        bytes.append(reinterpret_cast<const char*>(&scale), sizeof(scale));
-    }
-    return codes;
-  }
+  ServedBits Pulled() { return ballast::Pulled(*client, spec); }
 
   v1::RunSpec spec;
   std::unique_ptr<Client> client;
@@ -67,27 +48,6 @@ struct FollowedTraining {
 inline std::unique_ptr<Subscriber> Follow(const std::string& server, uint64_t every = 0) {
   return Subscriber::Open({.server = server, .log = [](const std::string&) {}}, {.run_id = kRun, .every = every})
       .value();
-}
-
-// The version of this step, or a later one.
-inline FollowedVersion Reach(Subscriber& reader, uint64_t step, uint64_t generation = 1) {
-  for (;;) {
-    const auto version = reader.Next(kSoonS);
-    EXPECT_TRUE(version.ok() && *version) << version.status() << " on the way to step " << step;
-    if (!version.ok() || !*version) return {};
-    if ((*version)->step >= step && (*version)->generation >= generation) return **version;
-  }
-}
-
-inline std::map<uint32_t, std::string> Here(const Subscriber& reader) {
-  std::map<uint32_t, std::string> codes;
-  for (uint32_t i = 0; i < 2; ++i) {
-    const auto served = reader.Served(i);
-    EXPECT_TRUE(served.ok()) << served.status();
-    codes[i].assign(reinterpret_cast<const char*>(served->codes.data()), served->codes.size());
-    codes[i].append(reinterpret_cast<const char*>(served->scales.data()), served->scales.size() * sizeof(float));
-  }
-  return codes;
 }
 
 }  // namespace ballast

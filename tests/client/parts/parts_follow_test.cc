@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <filesystem>
+#include <optional>
 #include <sstream>
 #include <thread>
 
@@ -89,59 +90,60 @@ TEST_P(PartsFollowTest, WhileTwoRanksTrainEveryVersionIsOfOneStep) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Servings, PartsFollowTest, ::testing::Values("fp32", "bf16", "int8-row"),
-                         [](const auto& test) {
-                           std::string name = test.param;
-                           std::erase(name, '-');
-                           return name;
-                         });
+                         [](const auto& test) { return InTestName(test.param); });
 
-TEST(PartsFollowDaemonsTest, ReadersGoBackWithTheRun) {
-  Training training = FollowedDozen("bf16");
-  training.steps = 8;
-  const std::vector<ServedBits> wanted = BitsOfSteps(training);
-  const Daemons daemons(3);
-  PartsRank rank(daemons.addresses(), training, 0);
-  ASSERT_EQ(rank.Join(), absl::OkStatus());
-  const auto reader = FollowParts(daemons.addresses());
-  rank.Train(1, 7);
-  Reach(*reader, 7);
-  v1::RewindRequest request;
-  request.set_run_id("dozen");
-  request.set_to_step(4);
-  ASSERT_TRUE(rank.client().Rewind(request).ok());
-  const FollowedVersion back = Reach(*reader, 4, /*generation=*/4);
+// A run on three daemons after step 7, and a reader of it.
+class PartsRewindTest : public ::testing::Test {
+ protected:
+  void Begin(const std::string& serving) {
+    Training training = FollowedDozen(serving);
+    training.steps = 8;
+    wanted_ = BitsOfSteps(training);
+    rank_.emplace(daemons_.addresses(), training, 0);
+    ASSERT_EQ(rank_->Join(), absl::OkStatus());
+    reader_ = FollowParts(daemons_.addresses());
+    ASSERT_NE(reader_, nullptr);
+    rank_->Train(1, 7);
+    Reach(*reader_, 7);
+  }
+  static void GoBackTo4(Client& client) {
+    v1::RewindRequest request;
+    request.set_run_id("dozen");
+    request.set_to_step(4);
+    ASSERT_TRUE(client.Rewind(request).ok());
+  }
+  void GoOnTo8(uint64_t generation) {
+    ASSERT_TRUE(rank_->Attach().ok());
+    rank_->Train(5, 8);
+    EXPECT_EQ(Reach(*reader_, 8, generation).step, 8u);
+    EXPECT_TRUE(Here(*reader_) == wanted_[8]);
+  }
+
+  const Daemons daemons_{3};
+  std::vector<ServedBits> wanted_;  // by step
+  std::optional<PartsRank> rank_;
+  std::unique_ptr<Subscriber> reader_;
+};
+
+TEST_F(PartsRewindTest, ReadersGoBackWithTheRun) {
+  ASSERT_NO_FATAL_FAILURE(Begin("bf16"));
+  ASSERT_NO_FATAL_FAILURE(GoBackTo4(rank_->client()));
+  const FollowedVersion back = Reach(*reader_, 4, /*generation=*/4);
   EXPECT_EQ(back.step, 4u);
-  EXPECT_TRUE(Here(*reader) == wanted[4]);
-  ASSERT_TRUE(rank.Attach().ok());
-  rank.Train(5, 8);
-  EXPECT_EQ(Reach(*reader, 8, /*generation=*/4).step, 8u);
-  EXPECT_TRUE(Here(*reader) == wanted[8]);
+  EXPECT_TRUE(Here(*reader_) == wanted_[4]);
+  GoOnTo8(/*generation=*/4);
 }
 
 // By an operator who names one daemon alone: the trainer takes the others back, too.
-TEST(PartsFollowDaemonsTest, WhereOneDaemonWasRewoundReadersWaitForTheOthers) {
-  Training training = FollowedDozen();
-  training.steps = 8;
-  const std::vector<ServedBits> wanted = BitsOfSteps(training);
-  const Daemons daemons(3);
-  PartsRank rank(daemons.addresses(), training, 0);
-  ASSERT_EQ(rank.Join(), absl::OkStatus());
-  const auto reader = FollowParts(daemons.addresses());
-  rank.Train(1, 7);
-  Reach(*reader, 7);
-  v1::RewindRequest request;
-  request.set_run_id("dozen");
-  request.set_to_step(4);
-  ASSERT_TRUE(OpenClient(daemons[1].address())->Rewind(request).ok());
-  const auto none = reader->Next(0.5);
+TEST_F(PartsRewindTest, WhereOneDaemonWasRewoundReadersWaitForTheOthers) {
+  ASSERT_NO_FATAL_FAILURE(Begin(""));
+  ASSERT_NO_FATAL_FAILURE(GoBackTo4(*OpenClient(daemons_[1].address())));
+  const auto none = reader_->Next(0.5);
   ASSERT_TRUE(none.ok()) << none.status();
   EXPECT_FALSE(none->has_value());
-  EXPECT_TRUE(Here(*reader) == wanted[7]);
-  while (rank.client().status().ok()) std::this_thread::yield();
-  ASSERT_TRUE(rank.Attach().ok());
-  rank.Train(5, 8);
-  EXPECT_EQ(Reach(*reader, 8, /*generation=*/2).step, 8u);
-  EXPECT_TRUE(Here(*reader) == wanted[8]);
+  EXPECT_TRUE(Here(*reader_) == wanted_[7]);
+  while (rank_->client().status().ok()) std::this_thread::yield();
+  GoOnTo8(/*generation=*/2);
 }
 
 TEST(PartsFollowDaemonsTest, AReaderThatIsCutAgainAndAgainKeepsUp) {
@@ -232,11 +234,13 @@ TEST(PartsFollowDaemonsTest, WhatCannotBeFollowedIsRefusedByName) {
   const std::string a = daemons[0].address(), b = daemons[1].address();
   PartsRank rank(daemons.addresses(), training, 0);
   ASSERT_EQ(rank.Join(), absl::OkStatus());
-  const auto refused = [](const std::string& server) {
-    return std::string(Subscriber::Open({.server = server}, {.run_id = "dozen"}).status().message());
+  const auto refused = [](const std::string& server, const std::string& format = "") {
+    return std::string(Subscriber::Open({.server = server}, {.run_id = "dozen", .format = format}).status().message());
   };
   EXPECT_THAT(refused(b), HasSubstr("the daemon at " + b + " has part 1 of 2 of run 'dozen' alone: name all daemons"));
   EXPECT_THAT(refused(b + "," + a), HasSubstr("in the same order"));
+  EXPECT_THAT(refused(a + "," + b, "bf16"),
+              HasSubstr("format 'bf16' of run 'dozen', which is on several daemons, cannot be followed"));
   RealDaemon relay(RelayOf(a, {"dozen"}));
   EXPECT_THAT(refused(relay.address()), HasSubstr("is on several daemons, and a relay has runs of one"));
   const auto created = [&](const auto& set) {
@@ -252,6 +256,8 @@ TEST(PartsFollowDaemonsTest, WhatCannotBeFollowedIsRefusedByName) {
                 spec->mutable_follow()->set_averages(true);
               }),
               HasSubstr("follow.averages is set, and the run is on several daemons"));
+  EXPECT_THAT(created([](v1::RunSpec* spec) { spec->mutable_follow()->add_formats("bf16"); }),
+              HasSubstr("follow.formats is set, and the run is on several daemons"));
 }
 
 }  // namespace

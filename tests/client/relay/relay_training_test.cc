@@ -140,11 +140,7 @@ TEST_P(RelayTrainingTest, AReaderGoesFromOneLevelToAnother) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Servings, RelayTrainingTest, ::testing::Values("fp32", "bf16", "int8-row"),
-                         [](const auto& test) {
-                           std::string name = test.param;
-                           std::erase(name, '-');
-                           return name;
-                         });
+                         [](const auto& test) { return InTestName(test.param); });
 
 TEST(RelayDaemonTest, ManyReadersCostTheTrainersDaemonOne) {
   RealDaemon daemon;
@@ -156,7 +152,7 @@ TEST(RelayDaemonTest, ManyReadersCostTheTrainersDaemonOne) {
   for (int i = 0; i < 66; ++i) readers.push_back(Follow(relay.address()));
   for (const auto& reader : readers) Reach(*reader, 0);
   training.Train(3);
-  const std::map<uint32_t, std::string> weights = training.Pulled();
+  const ServedBits weights = training.Pulled();
   for (const auto& reader : readers) {
     Reach(*reader, 3);
     EXPECT_EQ(Here(*reader), weights);
