@@ -12,7 +12,7 @@ namespace ballast {
 namespace {
 
 // A journal that has grown larger than this times what a checkpoint takes is longer read than it is worth.
-constexpr uint64_t kMostCheckpoints = 4;
+constexpr uint64_t kCheckpointsWorth = 4;
 constexpr uint64_t kLeastJournal = uint64_t{1} << 30;
 
 static_assert(JournalWriter::kBytes == kJournalBuffers, "the plan counts it");
@@ -40,7 +40,7 @@ std::unique_ptr<Journal> StepExecutor::MakeJournal(const Environment& environmen
                            .strand = environment.strand,
                            .fs = environment.storage.fs,
                            .folder = absl::StrCat(environment.storage.folder->path(), "/", kJournalFolder),
-                           .most_bytes = std::max(kLeastJournal, Product(kMostCheckpoints, plan_->bytes.stored())),
+                           .most_bytes = std::max(kLeastJournal, Product(kCheckpointsWorth, plan_->bytes.stored())),
                            .on_moved = [this] { OnJournalMoved(); },
                            .on_failed = [this](const absl::Status& why) { reporter_.OnJournalFailed(why); },
                            .on_logged = [this](uint64_t bytes) { reporter_.OnJournaled(bytes); },

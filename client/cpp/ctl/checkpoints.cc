@@ -22,8 +22,7 @@ int PrintCheckpoints(const Invocation& invocation) {
                    << "` writes one\n";
     return kOk;
   }
-  constexpr auto kLeft = Table::Align::kLeft, kRight = Table::Align::kRight;
-  Table table({kRight, kRight, kLeft, kRight, kLeft});
+  Table table({Table::kRight, Table::kRight, Table::kLeft, Table::kRight, Table::kLeft});
   table.Row({"NUMBER", "STEP", "WRITTEN", "BYTES", "STATE"});
   for (const v1::StoredCheckpoint& stored : listed->checkpoints()) {
     table.Row({absl::StrCat(stored.number()), absl::StrCat(stored.step()),

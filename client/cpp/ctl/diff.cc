@@ -127,8 +127,7 @@ TensorDifference TotalOf(const std::vector<TensorDifference>& differences) {
 }
 
 void Print(const std::vector<TensorDifference>& differences, std::ostream& out) {
-  constexpr auto kLeft = Table::Align::kLeft, kRight = Table::Align::kRight;
-  Table table({kLeft, kRight, kRight, kRight});
+  Table table({Table::kLeft, Table::kRight, Table::kRight, Table::kRight});
   table.Row({"TENSOR", "DIFFER", "OF", "LARGEST"});
   const auto row = [&](const TensorDifference& one) {
     table.Row({one.name, Grouped(one.differing), Grouped(one.elements), one.measured ? Number(one.largest) : "-"});

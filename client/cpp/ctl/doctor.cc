@@ -239,7 +239,7 @@ int PrintAsJson(const Invocation& invocation, const std::vector<Examination>& ex
 }
 
 void Print(const std::vector<Finding>& findings, std::ostream& out) {
-  Table table({Table::Align::kLeft, Table::Align::kLeft, Table::Align::kLeft});
+  Table table({Table::kLeft, Table::kLeft, Table::kLeft});
   for (const Finding& finding : findings) {
     table.Row({LevelName(finding.level), finding.subject, finding.detail});
     if (!finding.fix.empty()) table.Row({"", "", absl::StrCat("fix: ", finding.fix)});

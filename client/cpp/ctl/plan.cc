@@ -17,8 +17,7 @@ void Print(const v1::RunSpec& spec, const v1::RunPlan& plan, std::ostream& out) 
     out << "  " << Grouped(group.parameters()) << " with " << group.optimizer() << " (rule/master/state)\n";
   }
   out << "\n";
-  constexpr auto kLeft = Table::Align::kLeft, kRight = Table::Align::kRight;
-  Table table({kLeft, kLeft, kRight, kRight, kRight});
+  Table table({Table::kLeft, Table::kLeft, Table::kRight, Table::kRight, Table::kRight});
   const auto row = [&](const char* where, const char* what, uint64_t bytes) {
     table.Row({where, what, Grouped(bytes), Bytes(bytes), PerParameter(bytes, plan.parameters())});
   };

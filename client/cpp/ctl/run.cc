@@ -8,10 +8,8 @@
 namespace ballast::ctl {
 namespace {
 
-constexpr auto kLeft = Table::Align::kLeft, kRight = Table::Align::kRight;
-
 void PrintProgress(const v1::RunStatus& run, bool keeps_snapshots, std::ostream& out) {
-  Table table({kLeft, kLeft});
+  Table table({Table::kLeft, Table::kLeft});
   table.Row({"run", absl::StrCat(run.run_id(), ", ", StateText(run))});
   if (!run.failure().empty()) table.Row({run.state() == v1::RUN_STATE_FAILED ? "lost" : "stopped", run.failure()});
   table.Row({"device", absl::StrJoin(run.plan().devices(), ", ")});
@@ -57,7 +55,7 @@ void PrintProgress(const v1::RunStatus& run, bool keeps_snapshots, std::ostream&
 
 // What is known here of a run that trains elsewhere.
 void PrintRelayed(const v1::RunStatus& run, std::ostream& out) {
-  Table table({kLeft, kLeft});
+  Table table({Table::kLeft, Table::kLeft});
   table.Row({"run", absl::StrCat(run.run_id(), ", ", StateText(run))});
   table.Row({"from", RelayText(run.relay())});
   table.Row({"followers", FollowText(run.follow())});
@@ -66,7 +64,7 @@ void PrintRelayed(const v1::RunStatus& run, std::ostream& out) {
 }
 
 void PrintMemory(const v1::RunStatus& run, const v1::RunSpec& spec, std::ostream& out) {
-  Table table({kLeft, kRight, kRight});
+  Table table({Table::kLeft, Table::kRight, Table::kRight});
   const auto row = [&](const std::string& kind, uint64_t bytes) {
     table.Row({kind, Bytes(bytes), PerParameter(bytes, run.parameters())});
   };
@@ -90,7 +88,7 @@ void PrintMemory(const v1::RunStatus& run, const v1::RunSpec& spec, std::ostream
 
 void PrintLayers(const v1::RunStatus& run, std::ostream& out) {
   if (run.layers().empty()) return;
-  Table table({kLeft, kRight, kRight, kRight, kRight, kRight});
+  Table table({Table::kLeft, Table::kRight, Table::kRight, Table::kRight, Table::kRight, Table::kRight});
   table.Row({"LAYER", "UPDATE RMS", "GRADIENT NORM", "UPDATE/WEIGHT", "EDQ", "UNCHANGED"});
   for (const v1::LayerStatistics& layer : run.layers()) {
     table.Row({layer.layer(), layer.has_rms_ratio() ? Number(layer.rms_ratio()) : "-", Number(layer.gradient_norm()),

@@ -17,7 +17,7 @@ int PrintRuns(const Invocation& invocation) {
     invocation.out << "no runs on " << (*client)->server() << "\n";
     return kOk;
   }
-  constexpr auto kWord = Table::Align::kLeft, kFigure = Table::Align::kRight;
+  constexpr auto kWord = Table::kLeft, kFigure = Table::kRight;
   Table table({kWord, kWord, kFigure, kFigure, kFigure, kFigure, kFigure, kFigure, kWord});
   table.Row({"RUN", "STATE", "STEP", "LOSS", "GRAD NORM", "PARAMETERS", "MEMORY", "STORED", "OPTIMIZER"});
   for (const v1::RunStatus& run : runs->runs()) {

@@ -26,7 +26,7 @@ int PrintStatus(const Invocation& invocation) {
   if (invocation.json) return PrintJson(invocation, *server);
   const auto runs = (*client)->ListRuns();
   if (!runs.ok()) return Fail(invocation, runs.status());
-  Table table({Table::Align::kLeft, Table::Align::kLeft});
+  Table table({Table::kLeft, Table::kLeft});
   const std::string revision = server->revision().empty() ? "" : absl::StrCat(" (", server->revision(), ")");
   table.Row({"server", (*client)->server()});
   table.Row({"state", absl::StrCat(server->state(), ", up ", Duration(server->uptime_s()))});

@@ -56,7 +56,7 @@ std::string Slowest(const v1::StepRecord& step) {
 }
 
 void PrintParts(const v1::StepRecord& step, std::ostream& out) {
-  Table table({Table::Align::kLeft, Table::Align::kRight});
+  Table table({Table::kLeft, Table::kRight});
   for (const auto& [name, seconds] : Parts(step)) table.Row({absl::StrCat("  ", name), Duration(seconds)});
   table.Print(out);
 }

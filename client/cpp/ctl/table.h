@@ -11,7 +11,7 @@ namespace ballast::ctl {
 // Columns as wide as their widest cell; the first left-aligned, the others as told.
 class Table {
  public:
-  enum class Align { kLeft, kRight };
+  enum Align { kLeft, kRight };
   explicit Table(std::vector<Align> columns) : columns_(std::move(columns)) {}
   void Row(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
   void Print(std::ostream& out) const;

@@ -51,8 +51,7 @@ int PrintVersions(const Invocation& invocation) {
   const auto list = (*client)->ListVersions(invocation.arguments[0]);
   if (!list.ok()) return Fail(invocation, list.status());
   if (invocation.json) return PrintJson(invocation, *list);
-  constexpr auto kLeft = Table::Align::kLeft, kRight = Table::Align::kRight;
-  Table table({kLeft, kRight, kRight, kRight, kRight, kLeft});
+  Table table({Table::kLeft, Table::kRight, Table::kRight, Table::kRight, Table::kRight, Table::kLeft});
   table.Row({"NAME", "STEP", "GENERATION", "BYTES", "TAGGED", "WHERE"});
   if (list->has_newest()) {
     table.Row({"(newest)", absl::StrCat(list->newest().step()), absl::StrCat(list->newest().generation()),
