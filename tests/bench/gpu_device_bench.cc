@@ -176,7 +176,7 @@ class Bench {
     for (const kernels::Kernel& kernel : kernels::Kernels()) {
       if (kernel.fit != nullptr) continue;  // its bits are a library's
       if (!TimeIsLeft(0.5) || Failed(gpu.failure())) break;
-      const testing::Outcome wanted = testing::TrainOn(&cpu, kernel), got = testing::TrainOn(gpu.device(), kernel);
+      const testing::TrainOutcome wanted = testing::TrainOn(&cpu, kernel), got = testing::TrainOn(gpu.device(), kernel);
       ++compared;
       pieces += wanted.served.size();
       statistics += wanted.statistics.size();

@@ -9,15 +9,16 @@
 
 #include <cerrno>
 #include <fstream>
-#include <iterator>
 #include <string>
 #include <thread>
 
+#include "tests/server/file_content.h"
 #include "tests/server/storage/temporary_folder.h"
 
 namespace ballast {
 namespace {
 
+using testing::ContentOf;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -27,11 +28,6 @@ const auto kGoOn = [] { return false; };
 
 ChildOptions Shell(const std::string& script, double timeout_s = 600, double grace_s = 600) {
   return {.command = {"/bin/sh", "-c", script}, .timeout_s = timeout_s, .grace_s = grace_s};
-}
-
-std::string ContentOf(const std::string& path) {
-  std::ifstream file(path);
-  return std::string(std::istreambuf_iterator<char>(file), {});
 }
 
 // Nobody is left whose end was not asked for.

@@ -11,11 +11,11 @@
 namespace ballast {
 namespace {
 
-constexpr absl::Duration kLookEvery = absl::Milliseconds(1);
+constexpr absl::Duration kWatcherLooksEvery = absl::Milliseconds(1);
 
 TEST(FileWatcherTest, AFileThatIsReplacedOrGoneIsToldOf) {
   const TestCertificates files;
-  FileWatcher watcher({files.Write("a", "1", 0644), files.Write("b", "1", 0644)}, kLookEvery);
+  FileWatcher watcher({files.Write("a", "1", 0644), files.Write("b", "1", 0644)}, kWatcherLooksEvery);
   std::atomic<int> told = 0, looks = 0;
   watcher.Start([&] { ++told; }, [&] { ++looks; });
   EXPECT_SOON(looks.load() > 5, true);
@@ -28,7 +28,7 @@ TEST(FileWatcherTest, AFileThatIsReplacedOrGoneIsToldOf) {
 
 TEST(FileWatcherTest, WhatChangesWhileItIsReadIsToldOfAgain) {
   const TestCertificates files;
-  FileWatcher watcher({files.Write("a", "1", 0644)}, kLookEvery);
+  FileWatcher watcher({files.Write("a", "1", 0644)}, kWatcherLooksEvery);
   std::atomic<int> torn = 0, whole = 0;
   watcher.Start([&] {
     if (torn == 0) files.Write("a", "three", 0644);
@@ -41,7 +41,7 @@ TEST(FileWatcherTest, WhatChangesWhileItIsReadIsToldOfAgain) {
 
 TEST(FileWatcherTest, WhatChangesBetweenTheFirstLookAndTheStartIsToldOf) {
   const TestCertificates files;
-  FileWatcher watcher({files.Write("a", "1", 0644)}, kLookEvery);
+  FileWatcher watcher({files.Write("a", "1", 0644)}, kWatcherLooksEvery);
   files.Write("a", "2", 0644);
   std::atomic<int> told = 0;
   watcher.Start([&] { ++told; });

@@ -17,7 +17,7 @@ namespace {
 
 constexpr absl::Duration kLong = absl::Seconds(60);
 
-class LifelineTest : public testing::Test {
+class LifelineTest : public ::testing::Test {
  protected:
   void SetUp() override { ASSERT_EQ(pipe2(ends_.data(), O_CLOEXEC), 0); }
   void TearDown() override {

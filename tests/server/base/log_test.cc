@@ -14,12 +14,12 @@
 namespace ballast {
 namespace {
 
-using testing::HasSubstr;
-using testing::SizeIs;
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
 
 constexpr int64_t kNow = 1'769'903'999'000'001;  // 2026-01-31T23:59:59.000001Z
 
-class LogTest : public testing::Test {
+class LogTest : public ::testing::Test {
  protected:
   Logger Make(Logger::Format format, LogLevel level = LogLevel::kInfo) {
     return Logger({.level = level,
@@ -102,7 +102,7 @@ TEST_F(LogTest, TenLinesASecondAnEventAndTheNextSaysHowManyWereLost) {
   logger.Log(LogLevel::kInfo, "noisy", "noisy", {});
   EXPECT_THAT(lines_.back(), HasSubstr("\"suppressed\":15}"));
   logger.Log(LogLevel::kInfo, "noisy", "noisy", {});
-  EXPECT_THAT(lines_.back(), testing::Not(HasSubstr("suppressed")));
+  EXPECT_THAT(lines_.back(), ::testing::Not(HasSubstr("suppressed")));
   now_us_ -= 10'000'000;
   for (int i = 0; i < 25; ++i) logger.Log(LogLevel::kInfo, "noisy", "noisy", {});
   EXPECT_THAT(lines_, SizeIs(23)) << "a clock set back neither blocks nor opens the gate";
@@ -138,9 +138,9 @@ TEST_F(LogTest, LinesOfThreadsStayWhole) {
 
 TEST(ProcessLogTest, GoesToStderr) {
   ConfigureLog(LogLevel::kInfo, "json");
-  testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStderr();
   Log(LogLevel::kInfo, "process_log_test", "hello", {{"run_id", std::string("a")}});
-  const std::string line = testing::internal::GetCapturedStderr();
+  const std::string line = ::testing::internal::GetCapturedStderr();
   EXPECT_THAT(line, HasSubstr("\"event\":\"process_log_test\",\"msg\":\"hello\",\"run_id\":\"a\"}\n"));
 }
 

@@ -17,17 +17,17 @@
 namespace ballast {
 namespace {
 
-using testing::AllOf;
-using testing::Contains;
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::IsEmpty;
-using testing::StartsWith;
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::StartsWith;
 
 using Arguments = std::vector<std::string>;
 using Environment = std::map<std::string, std::string>;
 
-class ConfigTest : public testing::Test {
+class ConfigTest : public ::testing::Test {
  protected:
   void SetUp() override { std::filesystem::create_directory(directory_); }
   void TearDown() override { std::filesystem::remove_all(directory_); }
@@ -49,7 +49,7 @@ class ConfigTest : public testing::Test {
 
   const std::filesystem::path directory_ =
       std::filesystem::temp_directory_path() /
-      (std::string("ballast_") + testing::UnitTest::GetInstance()->current_test_info()->name());
+      (std::string("ballast_") + ::testing::UnitTest::GetInstance()->current_test_info()->name());
 };
 
 TEST_F(ConfigTest, DefaultsAreLoopbackAndValid) {
@@ -58,7 +58,7 @@ TEST_F(ConfigTest, DefaultsAreLoopbackAndValid) {
   EXPECT_EQ(line->config.listen, "127.0.0.1:7700");
   EXPECT_EQ(line->config.ops_http.listen, "127.0.0.1:9464");
   EXPECT_EQ(line->config.memory_limit, 0u);
-  EXPECT_THAT(line->config.log.format, testing::AnyOf("text", "json"));
+  EXPECT_THAT(line->config.log.format, ::testing::AnyOf("text", "json"));
   EXPECT_THAT(line->warnings, IsEmpty());
 }
 
@@ -268,8 +268,8 @@ TEST_F(ConfigTest, AListIsReadFromFileFlagAndEnvironment) {
   EXPECT_EQ(hosts("ops_http:\n  hosts: vm.lan, ballast.default.svc\n", {}, {}), both);
   EXPECT_EQ(hosts("", {"--ops_http.hosts", "vm.lan,ballast.default.svc"}, {}), both);
   EXPECT_EQ(hosts("", {}, {{"BALLAST_OPS_HTTP_HOSTS", "vm.lan,ballast.default.svc"}}), both);
-  EXPECT_THAT(hosts("ops_http:\n  hosts: [a]\n", {"--ops_http.hosts", "b"}, {}), testing::ElementsAre("b"));
-  EXPECT_THAT(hosts("ops_http:\n  hosts: []\n", {}, {}), testing::IsEmpty());
+  EXPECT_THAT(hosts("ops_http:\n  hosts: [a]\n", {"--ops_http.hosts", "b"}, {}), ::testing::ElementsAre("b"));
+  EXPECT_THAT(hosts("ops_http:\n  hosts: []\n", {}, {}), ::testing::IsEmpty());
   EXPECT_THAT(ErrorOf("ops_http:\n  hosts: [\"a,b\"]\n"), HasSubstr("'a,b' is no host name"));
   EXPECT_EQ(ErrorOfFile("ops_http:\n  hosts: [[a]]\n"),
             "ballast.yaml:2: an item of 'ops_http.hosts' must be a plain word");

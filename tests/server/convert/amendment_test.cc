@@ -23,7 +23,7 @@ absl::Status Check(const std::function<void(v1::RunSpec*)>& change) {
   return CheckAmendment(Canonical(SmallSpec()), Canonical(asked));
 }
 
-void Add(v1::RunSpec* spec, const std::string& name, uint32_t group) {
+void AddTensor(v1::RunSpec* spec, const std::string& name, uint32_t group) {
   v1::TensorSpec* added = spec->add_tensors();
   added->set_name(name);
   added->set_dtype("fp32");
@@ -33,10 +33,10 @@ void Add(v1::RunSpec* spec, const std::string& name, uint32_t group) {
 TEST(AmendmentTest, TensorsGroupsAndWhatStepsDoMayChange) {
   const std::function<void(v1::RunSpec*)> changes[] = {
       [](v1::RunSpec*) {},
-      [](v1::RunSpec* s) { Add(s, "new", 0); },
+      [](v1::RunSpec* s) { AddTensor(s, "new", 0); },
       [](v1::RunSpec* s) {
         *s->add_groups() = s->groups(0);
-        Add(s, "new", 1);
+        AddTensor(s, "new", 1);
         s->mutable_tensors(0)->set_group(1);
       },
       [](v1::RunSpec* s) {
@@ -44,7 +44,7 @@ TEST(AmendmentTest, TensorsGroupsAndWhatStepsDoMayChange) {
         other->set_rule("sgd");
         other->set_master("fp32");
         other->set_state("fp32");
-        Add(s, "new", 1);
+        AddTensor(s, "new", 1);
       },
       [](v1::RunSpec* s) { (*s->mutable_groups(0)->mutable_hyper())["eps"] = 1e-6; },
       [](v1::RunSpec* s) { s->mutable_groups(0)->set_rule("adam"); },

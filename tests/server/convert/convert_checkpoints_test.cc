@@ -27,12 +27,12 @@ v1::RunSpec WithPolicy(uint32_t every_steps, double every_seconds, uint32_t reta
 }
 
 // By a daemon that has storage.
-CheckpointSettings Settings(const v1::RunSpec& spec) { return *ToRunSpec(spec, {}, true).value().checkpoints; }
+CheckpointSettings CheckpointsOf(const v1::RunSpec& spec) { return *ToRunSpec(spec, {}, true).value().checkpoints; }
 
 TEST(ConvertCheckpointsTest, WhereThereIsStorageEveryRunIsWrittenEveryTenMinutes) {
   EXPECT_FALSE(ToRunSpec(SmallSpec(), {}).value().checkpoints.has_value());
   for (const v1::RunSpec& spec : {SmallSpec(), WithPolicy(0, 0, 0)}) {
-    const CheckpointSettings settings = Settings(spec);
+    const CheckpointSettings settings = CheckpointsOf(spec);
     EXPECT_EQ(settings.every_steps, 0u);
     EXPECT_EQ(settings.every_s, 600);
     EXPECT_EQ(settings.retain, 2u);
@@ -40,12 +40,12 @@ TEST(ConvertCheckpointsTest, WhereThereIsStorageEveryRunIsWrittenEveryTenMinutes
 }
 
 TEST(ConvertCheckpointsTest, WhatIsGivenTakesThePlaceOfTheDefault) {
-  const CheckpointSettings steps = Settings(WithPolicy(50, 0, 7));
+  const CheckpointSettings steps = CheckpointsOf(WithPolicy(50, 0, 7));
   EXPECT_EQ(steps.every_steps, 50u);
   EXPECT_EQ(steps.every_s, 0);
   EXPECT_EQ(steps.retain, 7u);
-  EXPECT_EQ(Settings(WithPolicy(0, 0.5, 0)).every_s, 0.5);
-  const CheckpointSettings both = Settings(WithPolicy(50, 30, 0));
+  EXPECT_EQ(CheckpointsOf(WithPolicy(0, 0.5, 0)).every_s, 0.5);
+  const CheckpointSettings both = CheckpointsOf(WithPolicy(50, 30, 0));
   EXPECT_EQ(both.every_steps, 50u);
   EXPECT_EQ(both.every_s, 30);
 }
@@ -59,10 +59,10 @@ v1::RunSpec Journaled(v1::DurabilityMode mode, uint32_t steps) {
 
 TEST(ConvertCheckpointsTest, AJournalIsThereWhereItIsAskedFor) {
   EXPECT_FALSE(HasJournal(*ToRunSpec(SmallSpec(), {}, true)));
-  const CheckpointSettings journal = Settings(Journaled(v1::DURABILITY_MODE_JOURNAL, 0));
+  const CheckpointSettings journal = CheckpointsOf(Journaled(v1::DURABILITY_MODE_JOURNAL, 0));
   EXPECT_EQ(journal.durability, DurabilityMode::kJournal);
   EXPECT_EQ(journal.journal_steps, 16u);
-  const CheckpointSettings sync = Settings(Journaled(v1::DURABILITY_MODE_JOURNAL_SYNC, 3));
+  const CheckpointSettings sync = CheckpointsOf(Journaled(v1::DURABILITY_MODE_JOURNAL_SYNC, 3));
   EXPECT_EQ(sync.durability, DurabilityMode::kJournalSync);
   EXPECT_EQ(sync.journal_steps, 3u);
   EXPECT_EQ(Canonical(Journaled(v1::DURABILITY_MODE_JOURNAL, 0), true).checkpoint().journal_steps(), 16u);
@@ -115,8 +115,8 @@ TEST(ConvertCheckpointsTest, ACanonicalSpecIsItsOwnCanonicalForm) {
   for (const v1::RunSpec& spec : {SmallSpec(), WithPolicy(5, 0, 0), WithPolicy(5, 7, 9)}) {
     const v1::RunSpec canonical = Canonical(spec, true);
     EXPECT_EQ(SerializeCanonical(Canonical(canonical, true)), SerializeCanonical(canonical));
-    EXPECT_EQ(Settings(canonical).every_steps, Settings(spec).every_steps);
-    EXPECT_EQ(Settings(canonical).every_s, Settings(spec).every_s);
+    EXPECT_EQ(CheckpointsOf(canonical).every_steps, CheckpointsOf(spec).every_steps);
+    EXPECT_EQ(CheckpointsOf(canonical).every_s, CheckpointsOf(spec).every_s);
   }
 }
 

@@ -19,7 +19,7 @@
 namespace ballast {
 namespace {
 
-constexpr uint64_t kElements = 300001;  // 74 tiles, the last one short
+constexpr uint64_t kTensorElements = 300001;  // 74 tiles, the last one short
 
 // One tensor on a device: load, updates, serve.
 class Tensor {
@@ -27,7 +27,7 @@ class Tensor {
   explicit Tensor(CpuDevice* device, const kernels::Kernel& kernel = kernels::Kernels()[0])
       : kernel_(kernel), queue_(*device->NewQueue({})) {
     for (const kernels::Plane& plane : kernel_.planes) {
-      buffers_.push_back(device->Allocate(AlignedPlaneBytes(plane, kElements), Place::kDevice).value());
+      buffers_.push_back(device->Allocate(AlignedPlaneBytes(plane, kTensorElements), Place::kDevice).value());
       if (plane.kind == kernels::PlaneKind::kWeights) master_planes_[masters_++] = buffers_.back().data();
     }
     std::mt19937 random(1);
@@ -41,7 +41,7 @@ class Tensor {
                             .planes = master_planes_,
                             .format = kernels::FindWireFormat("fp32"),
                             .first = 0,
-                            .last = kElements,
+                            .last = kTensorElements,
                             .in = reinterpret_cast<const std::byte*>(weights_.data())},
                    [](const TaskResult& r) { EXPECT_TRUE(r.finite); });
   }
@@ -50,7 +50,7 @@ class Tensor {
     for (size_t i = 0; i < buffers_.size(); ++i) task.update.planes[i] = buffers_[i].data();
     task.update.grad = gradient_.data();
     task.update.grad_format = kernels::FindWireFormat("fp32");
-    task.update.n = kElements;
+    task.update.n = kTensorElements;
     task.update.grad_scale = 1;
     task.update.clip = 1;
     task.update.random_key = kernels::RandomKey(9, step);
@@ -64,22 +64,22 @@ class Tensor {
     queue_->Submit(MakeUpdate(step), [this](const TaskResult& r) { norms_.push_back(r.statistics.grad_sq); });
   }
   std::vector<float> EncodeWeights() {
-    std::vector<float> out(kElements);
+    std::vector<float> out(kTensorElements);
     queue_->Submit(EncodeWeightsTask{.master = Master(),
                                      .planes = master_planes_,
                                      .format = kernels::FindWireFormat("fp32"),
                                      .first = 0,
-                                     .last = kElements,
+                                     .last = kTensorElements,
                                      .out = reinterpret_cast<std::byte*>(out.data())},
                    [](const TaskResult&) {});
     queue_->WaitIdle();
     return out;
   }
   std::vector<float> Scales(uint64_t row_length) {
-    std::vector<float> scales(kElements / row_length, -1.0f);
+    std::vector<float> scales(kTensorElements / row_length, -1.0f);
     queue_->Submit(ScaleTask{.master = Master(),
                              .planes = master_planes_,
-                             .elements = kElements,
+                             .elements = kTensorElements,
                              .row_length = row_length,
                              .scales = scales.data()},
                    [](const TaskResult&) {});
@@ -90,7 +90,7 @@ class Tensor {
     kernels::Statistics measured = {};
     queue_->Submit(MeasureTask{.gradient = reinterpret_cast<const std::byte*>(gradient_.data()),
                                .format = kernels::FindWireFormat("fp32"),
-                               .elements = kElements,
+                               .elements = kTensorElements,
                                .scale = 0.5f,
                                .tiles = tiles_.data()},
                    [&measured](const TaskResult& r) { measured = r.statistics; });
@@ -104,11 +104,11 @@ class Tensor {
     CurvatureTask task{.kernel = &kernel_, .probe = kernels::ProbeOf(kernel_, planes), .tiles = sampled_.data()};
     task.probe.grad = gradient_.data();
     task.probe.grad_format = kernels::FindWireFormat("fp32");
-    task.probe.n = kElements;
+    task.probe.n = kTensorElements;
     task.probe.grad_scale = task.probe.clip = 1;
     task.probe.preconditioner = kernel_.precondition(Hypers(), updates);
     task.probe.first = kept_.empty();
-    kept_.resize(kernels::SampledElements(kElements));
+    kept_.resize(kernels::SampledElements(kTensorElements));
     task.probe.before = kept_.data();
     kernels::Curvature curvature = {};
     queue_->Submit(task, [&curvature](const TaskResult& r) { curvature = r.curvature; });
@@ -135,10 +135,12 @@ class Tensor {
   std::vector<DeviceBuffer> buffers_;
   std::array<std::byte*, kernels::kMaxPlanes> master_planes_ = {};
   size_t masters_ = 0;
-  std::vector<float> weights_ = std::vector<float>(kElements);
-  std::vector<float> gradient_ = std::vector<float>(kElements);
-  std::vector<kernels::TileStatistics> tiles_ = std::vector<kernels::TileStatistics>(kElements / kernels::kTile + 1);
-  std::vector<kernels::TileCurvature> sampled_ = std::vector<kernels::TileCurvature>(kernels::SampledTiles(kElements));
+  std::vector<float> weights_ = std::vector<float>(kTensorElements);
+  std::vector<float> gradient_ = std::vector<float>(kTensorElements);
+  std::vector<kernels::TileStatistics> tiles_ =
+      std::vector<kernels::TileStatistics>(kTensorElements / kernels::kTile + 1);
+  std::vector<kernels::TileCurvature> sampled_ =
+      std::vector<kernels::TileCurvature>(kernels::SampledTiles(kTensorElements));
   std::vector<float> kept_;
   testing::MatrixRoom room_;
   std::vector<double> norms_;
@@ -150,7 +152,7 @@ struct Trained {
   std::vector<double> norms;
 };
 
-Trained Train(uint32_t threads, const kernels::Kernel& kernel) {
+Trained TrainedBy(uint32_t threads, const kernels::Kernel& kernel) {
   CpuDevice device({.threads = threads});
   Tensor tensor(&device, kernel);
   tensor.Load();
@@ -164,7 +166,7 @@ TEST_P(CpuDeviceRuleTest, AnyNumberOfThreadsGivesTheSameBits) {
   const auto all = kernels::Kernels();
   const kernels::Kernel& kernel =
       *std::find_if(all.begin(), all.end(), [](const auto& k) { return std::string_view(k.rule) == GetParam(); });
-  const Trained one = Train(1, kernel), many = Train(5, kernel);
+  const Trained one = TrainedBy(1, kernel), many = TrainedBy(5, kernel);
   EXPECT_EQ(std::memcmp(one.weights.data(), many.weights.data(), one.weights.size() * sizeof(float)), 0);
   EXPECT_EQ(one.norms, many.norms);
   EXPECT_EQ(one.norms.size(), 3u);
@@ -214,27 +216,27 @@ TEST(CpuDeviceTest, ARuleOfTwoPassesSeesTheWholeTensorBeforeItsUpdate) {
   for (uint64_t step = 1; step <= 2; ++step) {
     shared.Update(step);
     UpdateTask task = by_hand.MakeUpdate(step);
-    const uint64_t tiles = kElements / kernels::kTile + 1;
+    const uint64_t tiles = kTensorElements / kernels::kTile + 1;
     std::vector<float> sums(tiles);
     for (uint64_t tile = tiles; tile-- > 0;) found->measure(task.update, tile, tile + 1, &sums[tile]);
     double sum = 0;
     for (const float s : sums) sum += s;
-    found->finish(sum, kElements, task.update.constants);
+    found->finish(sum, kTensorElements, task.update.constants);
     found->update(task.update, 0, tiles, task.tiles);
   }
   EXPECT_EQ(shared.EncodeWeights(), by_hand.EncodeWeights());
 }
 
 TEST(CpuDeviceTest, ScalesAreTheLargestMagnitudesOfRowsForAnyNumberOfThreads) {
-  static_assert(kElements % 13 == 0);
+  static_assert(kTensorElements % 13 == 0);
   CpuDevice one({.threads = 1}), many({.threads = 5});
   Tensor a(&one), b(&many);
   a.Load();
   b.Load();
   const std::vector<float> weights = a.EncodeWeights();
-  for (const uint64_t row_length : {uint64_t{1}, uint64_t{13}, kElements / 13, kElements}) {
-    std::vector<float> wanted(kElements / row_length);
-    for (uint64_t e = 0; e < kElements; ++e) {
+  for (const uint64_t row_length : {uint64_t{1}, uint64_t{13}, kTensorElements / 13, kTensorElements}) {
+    std::vector<float> wanted(kTensorElements / row_length);
+    for (uint64_t e = 0; e < kTensorElements; ++e) {
       wanted[e / row_length] = std::max(wanted[e / row_length], std::abs(weights[e]));
     }
     EXPECT_EQ(a.Scales(row_length), wanted) << row_length;
@@ -319,30 +321,30 @@ TEST(CpuDeviceTest, ASumIsThatOfItsTermsInOrder) {
     std::atomic<int> given_back = 0;
   };
   constexpr uint64_t kRanks = 3, kPartBegin = 70001;  // which the last rank has from here on
-  std::vector<std::vector<float>> sent(kRanks, std::vector<float>(kElements));
+  std::vector<std::vector<float>> sent(kRanks, std::vector<float>(kTensorElements));
   std::mt19937 random(3);
   for (auto& values : sent)
     std::generate(values.begin(), values.end(), [&] { return std::normal_distribution<float>()(random); });
   for (const uint32_t threads : {1u, 5u}) {
     CpuDevice device({.threads = threads});
     const auto queue = device.NewQueue({}).value();
-    std::vector<float> sum(kElements, std::nanf(""));  // what an earlier step left
+    std::vector<float> sum(kTensorElements, std::nanf(""));  // what an earlier step left
     const auto lender = std::make_shared<Counted>();
     SumTask task{.to = reinterpret_cast<std::byte*>(sum.data()),
-                 .elements = kElements,
+                 .elements = kTensorElements,
                  .format = kernels::FindWireFormat("fp32"),
                  .first = true};
     for (uint64_t r = 0; r < kRanks; ++r) {
       const uint64_t first = r + 1 < kRanks ? 0 : kPartBegin;
       task.terms.push_back({.payload = Payload(lender, 0, std::as_bytes(std::span(sent[r]).subspan(first))),
                             .first = first,
-                            .last = kElements});
+                            .last = kTensorElements});
     }
     int back_when_done = 0;
     queue->Submit(std::move(task), [&](const TaskResult&) { back_when_done = lender->given_back; });
     queue->WaitIdle();
     EXPECT_EQ(back_when_done, static_cast<int>(kRanks));
-    for (uint64_t e = 0; e < kElements; ++e) {
+    for (uint64_t e = 0; e < kTensorElements; ++e) {
       const float two = sent[0][e] + sent[1][e];
       ASSERT_EQ(sum[e], e < kPartBegin ? two : two + sent[2][e]) << e;
     }
@@ -352,18 +354,18 @@ TEST(CpuDeviceTest, ASumIsThatOfItsTermsInOrder) {
 TEST(CpuDeviceTest, LoadRefusesNan) {
   CpuDevice device({.threads = 2});
   Tensor tensor(&device);
-  tensor.weights()[kElements - 1] = std::numeric_limits<float>::quiet_NaN();
+  tensor.weights()[kTensorElements - 1] = std::numeric_limits<float>::quiet_NaN();
   absl::Notification done;
   bool finite = true;
   std::array<std::byte*, kernels::kMaxPlanes> planes = {};
   const kernels::MasterFormat& master = *kernels::FindMasterFormat("fp32");
-  DeviceBuffer plane = device.Allocate(kernels::PlaneBytes(master.planes[0], kElements), Place::kDevice).value();
+  DeviceBuffer plane = device.Allocate(kernels::PlaneBytes(master.planes[0], kTensorElements), Place::kDevice).value();
   planes[0] = plane.data();
   tensor.queue().Submit(LoadTask{.master = &master,
                                  .planes = planes,
                                  .format = kernels::FindWireFormat("fp32"),
                                  .first = 0,
-                                 .last = kElements,
+                                 .last = kTensorElements,
                                  .in = reinterpret_cast<const std::byte*>(tensor.weights().data())},
                         [&](const TaskResult& r) {
                           finite = r.finite;

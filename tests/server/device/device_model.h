@@ -260,12 +260,12 @@ class Model {
 
 // A model trained and served on a device: steps of each kind, updates asked for in each way, weights in formats of each
 // kind after every step.
-struct Outcome {
+struct TrainOutcome {
   std::deque<Model::Piece> served;
   std::vector<kernels::Statistics> statistics;
   bool finite = false;
 };
-inline Outcome TrainOn(Device* device, const kernels::Kernel& kernel) {
+inline TrainOutcome TrainOn(Device* device, const kernels::Kernel& kernel) {
   Model model(device, kernel, {30000, 1, 0, 256, 4096, 5000, 33, 9216});
   model.Load();
   struct Step {
@@ -288,7 +288,7 @@ inline Outcome TrainOn(Device* device, const kernels::Kernel& kernel) {
 }
 
 // The first difference in words, or nothing.
-inline std::string WhatDiffers(const Outcome& wanted, const Outcome& got) {
+inline std::string WhatDiffers(const TrainOutcome& wanted, const TrainOutcome& got) {
   const auto all = [](const kernels::Statistics& s) {
     return std::tuple(s.grad_sq, s.update_sq, s.rms_sq, s.grad_absmax, s.nonfinite, s.rejected, s.weight_sq,
                       s.stored_dot, s.hi_dot, s.unchanged, s.hi_unchanged, s.saturated, s.full);

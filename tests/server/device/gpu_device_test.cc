@@ -21,8 +21,8 @@ namespace {
 
 using ::testing::HasSubstr;
 using testing::Model;
-using testing::Outcome;
 using testing::TrainOn;
+using testing::TrainOutcome;
 using testing::WhatDiffers;
 
 void NoFailure(const absl::Status& status) { ADD_FAILURE() << status; }
@@ -53,18 +53,19 @@ TEST(GpuDeviceTest, EveryKernelGivesTheCpusBits) {
 TEST(GpuDeviceTest, ADifferenceIsNamed) {
   CpuDevice cpu({.threads = 2});
   const kernels::Kernel& kernel = *kernels::FindKernel("adamw", "split24", "companded8");
-  const Outcome wanted = TrainOn(&cpu, kernel);
+  const TrainOutcome wanted = TrainOn(&cpu, kernel);
   const auto said = [&](auto change) {
-    Outcome got = wanted;
+    TrainOutcome got = wanted;
     change(&got);
     return WhatDiffers(wanted, got);
   };
-  EXPECT_EQ(said([](Outcome*) {}), "");
-  EXPECT_THAT(said([](Outcome* got) { got->served.back().data.back() ^= std::byte{1}; }), HasSubstr("int8-tensor"));
-  EXPECT_THAT(said([](Outcome* got) { got->statistics[3].saturated ^= 1; }), HasSubstr("statistics of answer 3"));
-  EXPECT_THAT(said([](Outcome* got) { got->statistics.pop_back(); }), HasSubstr("were answered of"));
-  EXPECT_THAT(said([](Outcome* got) { got->served.pop_back(); }), HasSubstr("were served of"));
-  EXPECT_THAT(said([](Outcome* got) { got->finite = false; }), HasSubstr("not finite"));
+  EXPECT_EQ(said([](TrainOutcome*) {}), "");
+  EXPECT_THAT(said([](TrainOutcome* got) { got->served.back().data.back() ^= std::byte{1}; }),
+              HasSubstr("int8-tensor"));
+  EXPECT_THAT(said([](TrainOutcome* got) { got->statistics[3].saturated ^= 1; }), HasSubstr("statistics of answer 3"));
+  EXPECT_THAT(said([](TrainOutcome* got) { got->statistics.pop_back(); }), HasSubstr("were answered of"));
+  EXPECT_THAT(said([](TrainOutcome* got) { got->served.pop_back(); }), HasSubstr("were served of"));
+  EXPECT_THAT(said([](TrainOutcome* got) { got->finite = false; }), HasSubstr("not finite"));
 }
 
 TEST(GpuDeviceTest, MeasuredGradientsGiveTheCpusBitsAndAreCopiedOnce) {

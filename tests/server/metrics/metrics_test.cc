@@ -19,11 +19,11 @@
 namespace ballast {
 namespace {
 
-using testing::Contains;
-using testing::HasSubstr;
-using testing::Key;
-using testing::Not;
-using testing::Pair;
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::Key;
+using ::testing::Not;
+using ::testing::Pair;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
@@ -38,7 +38,7 @@ std::map<std::string, std::string> SamplesOf(const std::string& exposition) {
   return samples;
 }
 
-class MetricsTest : public testing::Test {
+class MetricsTest : public ::testing::Test {
  protected:
   std::map<std::string, std::string> Samples() const { return SamplesOf(metrics_.Serialize()); }
 
@@ -225,7 +225,7 @@ TEST_F(MetricsTest, NonFiniteValuesNeverShow) {
   run->OnStep(report);
   const auto samples = Samples();
   for (const auto& [series, value] : samples) {
-    EXPECT_THAT(value, testing::AllOf(Not("Nan"), Not("nan"), Not("NaN"), Not("+Inf"), Not("inf"))) << series;
+    EXPECT_THAT(value, ::testing::AllOf(Not("Nan"), Not("nan"), Not("NaN"), Not("+Inf"), Not("inf"))) << series;
   }
   EXPECT_THAT(samples, Contains(Pair("ballast_gradient_norm{run_id=\"a\"}", "4"))) << "the last finite value stays";
   EXPECT_THAT(samples, Contains(Pair("ballast_rms_ratio{layer=\"embed\",run_id=\"a\"}", "1.5")));

@@ -24,11 +24,11 @@
 namespace ballast {
 namespace {
 
-using testing::AllOf;
-using testing::EndsWith;
-using testing::HasSubstr;
-using testing::Not;
-using testing::StartsWith;
+using ::testing::AllOf;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
 
 int Connect(const std::string& address) {
   const HostPort at = ParseHostPort(address).value();
@@ -52,7 +52,7 @@ std::string Exchange(const std::string& address, const std::string& request) {
   return reply;
 }
 
-class OpsHttpTest : public testing::Test {
+class OpsHttpTest : public ::testing::Test {
  protected:
   OpsContent Content() {
     return {.metrics = [] { return std::string("a_metric 1\n"); },
@@ -288,9 +288,9 @@ TEST_F(OpsHttpTest, WithATokenAllButHealthWantsIt) {
 TEST(MachineNamesTest, NamesComeFromTheMachinesOwnFiles) {
   EXPECT_THAT(NamesOf("vm", "127.0.0.1 localhost\n127.0.1.1\tvm.lan vm # it\n10.0.0.1 other.lan other\n",
                       "nameserver 10.0.0.1\nsearch a.example b.example\n"),
-              testing::ElementsAre("vm", "vm", "vm.lan", "vm", "vm.a.example", "vm.b.example"));
-  EXPECT_THAT(NamesOf("node1.example", "", ""), testing::ElementsAre("node1.example", "node1"));
-  EXPECT_THAT(NamesOf("", "127.0.0.1 localhost\n", "search a.example\n"), testing::IsEmpty());
+              ::testing::ElementsAre("vm", "vm", "vm.lan", "vm", "vm.a.example", "vm.b.example"));
+  EXPECT_THAT(NamesOf("node1.example", "", ""), ::testing::ElementsAre("node1.example", "node1"));
+  EXPECT_THAT(NamesOf("", "127.0.0.1 localhost\n", "search a.example\n"), ::testing::IsEmpty());
 }
 
 TEST_F(OpsHttpTest, GarbageIsAnsweredOrDroppedAndTheNextRequestServed) {

@@ -74,7 +74,7 @@ TEST(JournalCrashTest, WhatItSaysIsDurableIsThere) {
 }
 
 // Empty: the disk leads where it must.
-std::string Wrong(ModelFs* left, const Story& story) {
+std::string WrongAfterReplay(ModelFs* left, const Story& story) {
   if (story.base == 0) return "";
   const auto replayed = Replay(left, story.base, story.base_step);
   if (!replayed.ok()) return absl::StrCat(replayed.status().ToString(), "\n", left->Dump());
@@ -102,7 +102,8 @@ TEST(JournalCrashTest, APowerCutAtAnyCallLosesNothingThatWasAcknowledged) {
     fs.CutAt(cut);
     const Story story = Tell(&fs, cut);
     for (uint64_t seed = 0; seed < 20; ++seed) {
-      EXPECT_EQ(Wrong(fs.AfterCut(seed).get(), story), "") << "cut at " << fs.log()[cut - 1] << ", seed " << seed;
+      EXPECT_EQ(WrongAfterReplay(fs.AfterCut(seed).get(), story), "")
+          << "cut at " << fs.log()[cut - 1] << ", seed " << seed;
     }
   }
 }
@@ -122,7 +123,8 @@ TEST(JournalCrashTest, NoSyncIsSuperfluous) {
       fs.SkipAt(skipped);
       fs.CutAt(cut);
       const Story story = Tell(&fs, cut);
-      for (uint64_t seed = 0; seed < 20 && !missed; ++seed) missed = !Wrong(fs.AfterCut(seed).get(), story).empty();
+      for (uint64_t seed = 0; seed < 20 && !missed; ++seed)
+        missed = !WrongAfterReplay(fs.AfterCut(seed).get(), story).empty();
     }
     EXPECT_TRUE(missed) << whole.log()[skipped - 1] << ", call " << skipped;
   }

@@ -7,7 +7,7 @@ namespace ballast {
 namespace {
 
 constexpr RunActivity::Ranks kThere = {.held = 2}, kLeft = {}, kOneLost = {.lost = 1}, kOneOfTwoLost = {1, 1};
-constexpr bool kOpen = true, kClosed = false;
+constexpr bool kStepOpen = true, kStepClosed = false;
 
 // The time of the last of so many steps, which took this long each.
 double Train(RunActivity* activity, double now_s, int steps, double step_s) {
@@ -20,15 +20,15 @@ double Train(RunActivity* activity, double now_s, int steps, double step_s) {
 
 TEST(RunActivity, WaitsUntilItsFirstStepWhoeverIsThere) {
   const RunActivity activity;
-  EXPECT_EQ(activity.At(1, kClosed, kLeft), RunState::kWaiting);
-  EXPECT_EQ(activity.At(1e6, kClosed, kThere), RunState::kWaiting);
+  EXPECT_EQ(activity.At(1, kStepClosed, kLeft), RunState::kWaiting);
+  EXPECT_EQ(activity.At(1e6, kStepClosed, kThere), RunState::kWaiting);
 }
 
 TEST(RunActivity, IsInTrainingWhileAStepIsOpenHoweverLong) {
   RunActivity activity;
   activity.OnOpened();
-  EXPECT_EQ(activity.At(1e6, kOpen, kThere), RunState::kTraining);
-  EXPECT_EQ(activity.At(1e6, kOpen, kOneOfTwoLost), RunState::kTraining);
+  EXPECT_EQ(activity.At(1e6, kStepOpen, kThere), RunState::kTraining);
+  EXPECT_EQ(activity.At(1e6, kStepOpen, kOneOfTwoLost), RunState::kTraining);
 }
 
 TEST(RunActivity, AFirstStepMayTakeTenMinutes) {
@@ -42,17 +42,17 @@ TEST(RunActivity, IsIdleAfterTenOfItsOwnStepsWithoutOne) {
   RunActivity activity;
   const double closed_s = Train(&activity, 1000, 100, 20);
   EXPECT_NEAR(activity.stall_after_s(), 200, 1e-9);
-  EXPECT_EQ(activity.At(closed_s + 199, kClosed, kThere), RunState::kTraining);
-  EXPECT_EQ(activity.At(closed_s + 201, kClosed, kThere), RunState::kIdle);
-  EXPECT_EQ(activity.At(closed_s + 201, kOpen, kThere), RunState::kTraining);
+  EXPECT_EQ(activity.At(closed_s + 199, kStepClosed, kThere), RunState::kTraining);
+  EXPECT_EQ(activity.At(closed_s + 201, kStepClosed, kThere), RunState::kIdle);
+  EXPECT_EQ(activity.At(closed_s + 201, kStepOpen, kThere), RunState::kTraining);
 }
 
 TEST(RunActivity, OfFastStepsIsIdleAfterHalfAMinute) {
   RunActivity activity;
   const double closed_s = Train(&activity, 1000, 100, 0.05);
   EXPECT_EQ(activity.stall_after_s(), 30);
-  EXPECT_EQ(activity.At(closed_s + 29, kClosed, kThere), RunState::kTraining);
-  EXPECT_EQ(activity.At(closed_s + 31, kClosed, kThere), RunState::kIdle);
+  EXPECT_EQ(activity.At(closed_s + 29, kStepClosed, kThere), RunState::kTraining);
+  EXPECT_EQ(activity.At(closed_s + 31, kStepClosed, kThere), RunState::kIdle);
 }
 
 TEST(RunActivity, APauseAmongTheStepsIsSoonForgotten) {
@@ -74,15 +74,15 @@ TEST(RunActivity, FollowsStepsThatBecomeSlower) {
 TEST(RunActivity, IsFinishedOnceEachRankHasLeftCleanly) {
   RunActivity activity;
   const double closed_s = Train(&activity, 0, 3, 1);
-  EXPECT_EQ(activity.At(closed_s, kClosed, kLeft), RunState::kFinished);
-  EXPECT_EQ(activity.At(closed_s + 1e6, kClosed, kLeft), RunState::kFinished);
+  EXPECT_EQ(activity.At(closed_s, kStepClosed, kLeft), RunState::kFinished);
+  EXPECT_EQ(activity.At(closed_s + 1e6, kStepClosed, kLeft), RunState::kFinished);
 }
 
 TEST(RunActivity, WaitsForTrainersThatWereLost) {
   RunActivity activity;
   const double closed_s = Train(&activity, 0, 3, 1);
-  EXPECT_EQ(activity.At(closed_s, kClosed, kOneLost), RunState::kWaiting);
-  EXPECT_EQ(activity.At(closed_s, kClosed, kThere), RunState::kTraining) << "they have come back";
+  EXPECT_EQ(activity.At(closed_s, kStepClosed, kOneLost), RunState::kWaiting);
+  EXPECT_EQ(activity.At(closed_s, kStepClosed, kThere), RunState::kTraining) << "they have come back";
 }
 
 }  // namespace

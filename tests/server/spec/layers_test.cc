@@ -6,7 +6,7 @@
 namespace ballast {
 namespace {
 
-using testing::ElementsAre;
+using ::testing::ElementsAre;
 
 std::vector<std::string> NamesOf(const std::vector<std::string>& tensors, uint32_t max_groups = 64) {
   return LayerGroups(tensors, max_groups).names();

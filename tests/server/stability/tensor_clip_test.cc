@@ -11,8 +11,6 @@
 namespace ballast {
 namespace {
 
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-
 // Algorithm 1 of arXiv 2502.11034 for one tensor, whole histories at a time, with the paper's names.
 std::vector<double> Paper(const std::vector<double>& norms, double lambda_abs, double lambda_rel, double beta,
                           size_t t_start) {
@@ -81,7 +79,7 @@ TEST(TensorClipTest, ANormThatIsNotFiniteGivesZeroAndIsForgotten) {
   for (int t = 0; t < 5; ++t) {
     const auto before = clip.averages();
     EXPECT_EQ(clip.Next(0, HUGE_VAL), 0);
-    EXPECT_EQ(clip.Next(0, kNan), 0);
+    EXPECT_EQ(clip.Next(0, std::numeric_limits<double>::quiet_NaN()), 0);
     EXPECT_EQ(clip.averages(), before);
     clip.Next(0, 0.25);
   }

@@ -8,21 +8,21 @@ namespace {
 
 // Fewer worlds where a sanitizer makes each slow: it is the same machine.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr uint64_t kSeeds = 60, kLeastOfAKind = 1;
+constexpr uint64_t kPartsSeeds = 60, kLeastOfAPartsKind = 1;
 #else
-constexpr uint64_t kSeeds = 200, kLeastOfAKind = 10;
+constexpr uint64_t kPartsSeeds = 200, kLeastOfAPartsKind = 10;
 #endif
-constexpr uint64_t kMostSeeds = 3000;  // until a mutant is noticed
+constexpr uint64_t kMostPartsSeeds = 3000;  // until a mutant is noticed
 
 TEST(PartsSimulatorTest, PartsHoldTogetherAndEveryKindOfEventOccurs) {
   PartsCounts counts = {};
-  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+  for (uint64_t seed = 1; seed <= kPartsSeeds; ++seed) {
     const PartsReport report = SimulateParts({.seed = seed});
     ASSERT_EQ(report.violation, "");
     for (size_t k = 0; k < counts.size(); ++k) counts[k] += report.counts[k];
   }
   for (size_t k = 0; k < counts.size(); ++k) {
-    EXPECT_GE(counts[k], kLeastOfAKind) << PartsKindName(static_cast<PartsKind>(k));
+    EXPECT_GE(counts[k], kLeastOfAPartsKind) << PartsKindName(static_cast<PartsKind>(k));
   }
 }
 
@@ -32,20 +32,20 @@ TEST(PartsSimulatorTest, TheSameSeedIsTheSameRun) {
   EXPECT_EQ(first.counts, second.counts);
 }
 
-class PartsSimulatorMutantTest : public testing::TestWithParam<PartsMutant> {};
+class PartsSimulatorMutantTest : public ::testing::TestWithParam<PartsMutant> {};
 
 TEST_P(PartsSimulatorMutantTest, AMutantIsCaught) {
   const PartsMutant& mutant = GetParam();
-  for (uint64_t seed = 1; seed <= kMostSeeds; ++seed) {
+  for (uint64_t seed = 1; seed <= kMostPartsSeeds; ++seed) {
     const PartsReport report = SimulateParts({.seed = seed, .planted = mutant.planted, .make = mutant.make});
     if (report.violation.find(mutant.noticed) == std::string::npos) continue;
     RecordProperty("seed", static_cast<int>(seed));
     return;
   }
-  FAIL() << "no seed of " << kMostSeeds << " noticed";
+  FAIL() << "no seed of " << kMostPartsSeeds << " noticed";
 }
 
-INSTANTIATE_TEST_SUITE_P(Planted, PartsSimulatorMutantTest, testing::ValuesIn(PartsMutants()),
+INSTANTIATE_TEST_SUITE_P(Planted, PartsSimulatorMutantTest, ::testing::ValuesIn(PartsMutants()),
                          [](const auto& mutant) { return mutant.param.name; });
 
 }  // namespace

@@ -36,9 +36,9 @@ std::string Text(const ReductionTracker::Progress& progress) {
 }
 
 // Drives both through the same events.
-class Pair {
+class BothTrackers {
  public:
-  explicit Pair(uint64_t seed) : random_(seed), options_(Draw()), real_(options_), walk_(options_) {
+  explicit BothTrackers(uint64_t seed) : random_(seed), options_(Draw()), real_(options_), walk_(options_) {
     world_ = 1 + static_cast<uint32_t>(Below(5));
     Begin();
   }
@@ -211,7 +211,7 @@ TEST(ReductionTrackerTest, ReductionAgreesWithAWalkOverAllChunks) {
   int wanted = 0, named = 0;
   for (uint64_t seed = 1; seed <= 150 && !HasFailure(); ++seed) {
     SCOPED_TRACE(absl::StrCat("seed ", seed));
-    Pair pair(seed);
+    BothTrackers pair(seed);
     wanted += pair.Run(700);
     named += pair.named();
   }

@@ -59,7 +59,7 @@ TEST(StepSimulatorTest, ReleaseStepsCloseWithPoolsOfTheirLargestTensorAndWindows
 
 TEST(StepSimulatorTest, SoDoThoseOfRanksThatHoldPartsOfTensors) { ExpectAllOf(WithTheLeast(/*sharded=*/true)); }
 
-class StepSimulatorMutantTest : public testing::TestWithParam<Mutant> {};
+class StepSimulatorMutantTest : public ::testing::TestWithParam<Mutant> {};
 
 TEST_P(StepSimulatorMutantTest, AMutantIsCaught) {
   for (uint64_t seed = 1; seed <= kMostSeeds; ++seed) {
@@ -71,7 +71,7 @@ TEST_P(StepSimulatorMutantTest, AMutantIsCaught) {
   FAIL() << "no seed of " << kMostSeeds << " noticed";
 }
 
-INSTANTIATE_TEST_SUITE_P(Planted, StepSimulatorMutantTest, testing::ValuesIn(Mutants()),
+INSTANTIATE_TEST_SUITE_P(Planted, StepSimulatorMutantTest, ::testing::ValuesIn(Mutants()),
                          [](const auto& mutant) { return mutant.param.name; });
 
 }  // namespace

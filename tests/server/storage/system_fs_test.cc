@@ -15,7 +15,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
@@ -26,21 +25,18 @@
 #include "absl/strings/str_cat.h"
 
 #include "server/storage/fs.h"
+#include "tests/server/file_content.h"
 #include "tests/server/storage/temporary_folder.h"
 
 namespace ballast {
 namespace {
 
 using ::testing::AllOf;
+using testing::ContentOf;
 using ::testing::HasSubstr;
 using enum absl::StatusCode;
 
 constexpr int kNotPossible = 77;  // of a child that could not make what it was to try
-
-std::string ContentOf(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 absl::Span<const std::byte> SystemBytes(const std::string& text) {
   return {reinterpret_cast<const std::byte*>(text.data()), text.size()};

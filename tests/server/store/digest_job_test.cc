@@ -13,7 +13,7 @@ namespace {
 using Digests = std::vector<uint64_t>;
 
 template <typename Values>
-absl::Span<const std::byte> BytesOf(const Values& values) {
+absl::Span<const std::byte> ValueBytes(const Values& values) {
   return {reinterpret_cast<const std::byte*>(values.data()), values.size() * sizeof(*values.data())};
 }
 
@@ -100,8 +100,8 @@ TEST_F(DigestJobTest, EachOfManySmallTensorsHasTheDigestOfItsWeights) {
         store_->EncodeWeights({i, 0, spec_.tensors[i].elements}, &piece_, [&](const TaskResult&) { encoded.Notify(); });
       });
       encoded.WaitForNotification();
-      const uint64_t codes = WeightDigest(BytesOf(piece_.data)), scales = WeightDigest(BytesOf(piece_.scales));
-      EXPECT_EQ(all[i], piece_.scales.empty() ? codes : WeightDigest(BytesOf(std::vector{codes, scales}))) << i;
+      const uint64_t codes = WeightDigest(ValueBytes(piece_.data)), scales = WeightDigest(ValueBytes(piece_.scales));
+      EXPECT_EQ(all[i], piece_.scales.empty() ? codes : WeightDigest(ValueBytes(std::vector{codes, scales}))) << i;
     }
     EXPECT_EQ(all, Expected());
     OnStrand([&] { Change(17, 5); });
