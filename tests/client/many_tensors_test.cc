@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_format.h"
 
-#include "client/cpp/client.h"
+#include "tests/client/quiet_client.h"
 #include "tests/client/real_daemon.h"
 
 namespace ballast {
@@ -14,17 +14,17 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr uint32_t kTensors = 100000;
-constexpr uint64_t kElements = 4;
+constexpr uint32_t kManyTensors = 100000;
+constexpr uint64_t kElementsEach = 4;
 
 v1::RunSpec ManyTensors() {
   v1::RunSpec spec;
   spec.set_run_id("many");
-  for (uint32_t i = 0; i < kTensors; ++i) {
+  for (uint32_t i = 0; i < kManyTensors; ++i) {
     v1::TensorSpec* tensor = spec.add_tensors();
     tensor->set_name(absl::StrFormat("model.layers.%05d.attention.q_proj.weight", i));
     tensor->set_dtype("fp32");
-    tensor->add_shape(kElements);
+    tensor->add_shape(kElementsEach);
   }
   v1::GroupSpec* group = spec.add_groups();
   group->set_rule("sgd");
@@ -32,13 +32,9 @@ v1::RunSpec ManyTensors() {
   return spec;
 }
 
-std::unique_ptr<Client> Open(const RealDaemon& daemon) {
-  return Client::Connect({.server = daemon.address(), .log = [](const std::string&) {}}).value();
-}
-
 TEST(ManyTensorsTest, ManyTensorsArePlannedCreatedAttachedToAndMeasured) {
   RealDaemon daemon;
-  const auto client = Open(daemon);
+  const auto client = QuietClient(daemon.address());
   const v1::RunSpec spec = ManyTensors();
   const auto plan = client->Plan(spec);
   ASSERT_TRUE(plan.ok()) << plan.status();
@@ -46,11 +42,11 @@ TEST(ManyTensorsTest, ManyTensorsArePlannedCreatedAttachedToAndMeasured) {
   ASSERT_TRUE(created.ok()) << created.status();
   EXPECT_EQ(created->plan().server().SerializeAsString(), plan->server().SerializeAsString());
   ASSERT_TRUE(client->Attach({.run_id = "many"}).ok());
-  std::vector<float> weights(kElements);
-  EXPECT_TRUE(client->BindWeights(kTensors - 1, weights.data(), kElements * sizeof(float)).ok());
+  std::vector<float> weights(kElementsEach);
+  EXPECT_TRUE(client->BindWeights(kManyTensors - 1, weights.data(), kElementsEach * sizeof(float)).ok());
   const auto run = client->GetRun("many");
   ASSERT_TRUE(run.ok()) << run.status();
-  EXPECT_EQ(run->spec().tensors(kTensors - 1).name(), spec.tensors(kTensors - 1).name());
+  EXPECT_EQ(run->spec().tensors(kManyTensors - 1).name(), spec.tensors(kManyTensors - 1).name());
   const std::string metrics = daemon.metrics();
   EXPECT_LT(std::count(metrics.begin(), metrics.end(), '\n'), 10000);
 }
@@ -59,7 +55,7 @@ TEST(ManyTensorsTest, ASpecThatIsTooLongNamesTheKey) {
   Config config = RealDaemon::Small();
   config.limits.spec_bytes = 4 << 20;
   RealDaemon daemon(config);
-  const auto client = Open(daemon);
+  const auto client = QuietClient(daemon.address());
   const v1::RunSpec spec = ManyTensors();
   for (const absl::Status& refused : {client->CreateRun(spec).status(), client->Plan(spec).status()}) {
     EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);

@@ -12,6 +12,7 @@
 
 #include "tests/client/cutting_proxy.h"
 #include "tests/client/least_squares.h"
+#include "tests/client/quiet_client.h"
 #include "tests/client/real_daemon.h"
 
 namespace ballast {
@@ -19,9 +20,9 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr int kSteps = 5, kDiscarded = 3;
-constexpr uint32_t kMicros = 3;
-constexpr double kMost = 0.5;
+constexpr int kStagedSteps = 5, kDiscarded = 3;
+constexpr uint32_t kStagedMicros = 3;
+constexpr double kMostNorm = 0.5;
 
 Config WithSocket() {
   Config config = RealDaemon::Small();
@@ -29,22 +30,18 @@ Config WithSocket() {
   return config;
 }
 
-std::unique_ptr<Client> Open(const std::string& server) {
-  return Client::Connect({.server = server, .log = [](const std::string&) {}}).value();
-}
-
-struct Plan {
+struct StagedRun {
   uint32_t world = 1;
   bool open_ended = false;  // and measured, and clipped by the step; else announced, and clipped by the run
   TransportChoice transport = TransportChoice::kGrpc;
 };
 
-v1::RunSpec SpecOf(const Plan& plan) {
+v1::RunSpec StagedSpec(const StagedRun& run) {
   v1::RunSpec spec = LeastSquares::Spec();
   spec.set_commit(v1::COMMIT_MODE_STAGED);
-  spec.set_ranks(plan.world);
-  spec.set_accumulation(kMicros);
-  if (!plan.open_ended) spec.set_max_grad_norm(kMost);
+  spec.set_ranks(run.world);
+  spec.set_accumulation(kStagedMicros);
+  if (!run.open_ended) spec.set_max_grad_norm(kMostNorm);
   return spec;
 }
 
@@ -58,19 +55,20 @@ struct Seen {
 // One rank's training.
 class Rank {
  public:
-  Rank(const std::string& server, const Plan& plan, uint32_t rank) : plan_(plan), rank_(rank), client_(Open(server)) {}
+  Rank(const std::string& server, const StagedRun& run, uint32_t rank)
+      : run_(run), rank_(rank), client_(QuietClient(server)) {}
 
   void Join() {
-    ASSERT_TRUE(client_->CreateRun(SpecOf(plan_)).ok());
+    ASSERT_TRUE(client_->CreateRun(StagedSpec(run_)).ok());
     const auto attached =
-        client_->Attach({.run_id = "least-squares", .rank = rank_, .world = plan_.world, .transport = plan_.transport});
+        client_->Attach({.run_id = "least-squares", .rank = rank_, .world = run_.world, .transport = run_.transport});
     ASSERT_TRUE(attached.ok()) << attached.status();
     ASSERT_TRUE((rank_ == 0 ? problem_.UploadAndBind(*client_) : problem_.Bind(*client_)).ok());
   }
 
   Seen Train() {
-    for (int step = 1; step <= kSteps; ++step) {
-      const StepValues values{.groups = {{.lr = 0.02}}, .micro_batches = plan_.open_ended ? 0 : MicrosOf(step)};
+    for (int step = 1; step <= kStagedSteps; ++step) {
+      const StepValues values{.groups = {{.lr = 0.02}}, .micro_batches = run_.open_ended ? 0 : MicrosOf(step)};
       EXPECT_EQ(client_->BeginStep(values), absl::OkStatus());
       step == kDiscarded ? Discard() : Step(MicrosOf(step));
       if (::testing::Test::HasFailure()) break;
@@ -79,7 +77,7 @@ class Rank {
   }
 
  private:
-  static uint32_t MicrosOf(int step) { return 1 + static_cast<uint32_t>(step) % kMicros; }
+  static uint32_t MicrosOf(int step) { return 1 + static_cast<uint32_t>(step) % kStagedMicros; }
 
   void Push() {
     for (const uint32_t tensor : {1u, 0u}) {
@@ -96,19 +94,19 @@ class Rank {
       Push();
     }
     StepEndValues end;
-    if (plan_.open_ended) {
+    if (run_.open_ended) {
       const auto measured = client_->MeasureStep(loss).get();
       ASSERT_TRUE(measured.ok()) << measured.status();
       EXPECT_TRUE(measured->measured);
       norms_.push_back(measured->grad_norm);
       EXPECT_EQ(client_->Push(0, problem_.Gradient(0)).code(), absl::StatusCode::kFailedPrecondition);
-      end.max_grad_norm = kMost;
+      end.max_grad_norm = kMostNorm;
     }
     const auto closed = client_->EndStep(loss, end).get();
     ASSERT_TRUE(closed.ok()) << closed.status();
     EXPECT_EQ(closed->result.outcome(), v1::STEP_OUTCOME_APPLIED) << closed->result.detail();
     EXPECT_LT(closed->result.clip_coefficient(), 1);
-    if (!plan_.open_ended) norms_.push_back(closed->result.grad_norm());
+    if (!run_.open_ended) norms_.push_back(closed->result.grad_norm());
     EXPECT_EQ(closed->result.grad_norm(), norms_.back());
   }
 
@@ -116,7 +114,7 @@ class Rank {
   void Discard() {
     problem_.Backward();
     EXPECT_EQ(client_->Push(1, problem_.Gradient(1)), absl::OkStatus());
-    const bool discards = rank_ + 1 == plan_.world || !plan_.open_ended;
+    const bool discards = rank_ + 1 == run_.world || !run_.open_ended;
     if (!discards) {
       EXPECT_EQ(client_->Push(0, problem_.Gradient(0)), absl::OkStatus());
       const auto measured = client_->MeasureStep(std::nullopt).get();
@@ -131,7 +129,7 @@ class Rank {
     EXPECT_TRUE(closed->received.empty());
   }
 
-  const Plan plan_;
+  const StagedRun run_;
   const uint32_t rank_;
   LeastSquares problem_;
   std::vector<double> norms_, losses_;
@@ -139,15 +137,15 @@ class Rank {
 };
 
 // What all ranks saw alike.
-Seen Train(const std::string& server, const Plan& plan) {
+Seen TrainRanks(const std::string& server, const StagedRun& run) {
   std::vector<std::unique_ptr<Rank>> ranks;
-  for (uint32_t rank = 0; rank < plan.world; ++rank) {
-    ranks.push_back(std::make_unique<Rank>(server, plan, rank));
+  for (uint32_t rank = 0; rank < run.world; ++rank) {
+    ranks.push_back(std::make_unique<Rank>(server, run, rank));
     ranks.back()->Join();
   }
-  std::vector<Seen> seen(plan.world);
+  std::vector<Seen> seen(run.world);
   std::vector<std::thread> threads;
-  for (uint32_t rank = 0; rank < plan.world; ++rank) {
+  for (uint32_t rank = 0; rank < run.world; ++rank) {
     threads.emplace_back([&, rank] { seen[rank] = ranks[rank]->Train(); });
   }
   for (std::thread& thread : threads) thread.join();
@@ -155,16 +153,16 @@ Seen Train(const std::string& server, const Plan& plan) {
   return seen[0];
 }
 
-Seen TrainAlone(const Plan& plan) {
+Seen TrainAlone(const StagedRun& run) {
   RealDaemon daemon(WithSocket());
-  return Train(daemon.address(), plan);
+  return TrainRanks(daemon.address(), run);
 }
 
 TEST(StagedTrainingTest, MeasuredOpenEndedAndDiscardedStepsHaveTheBitsOfAnnouncedOnes) {
   for (const uint32_t world : {1u, 2u, 8u}) {
     SCOPED_TRACE(absl::StrCat(world, " ranks"));
     const Seen announced = TrainAlone({.world = world});
-    ASSERT_EQ(announced.norms.size(), static_cast<size_t>(kSteps - 1));
+    ASSERT_EQ(announced.norms.size(), static_cast<size_t>(kStagedSteps - 1));
     for (const TransportChoice transport : {TransportChoice::kGrpc, TransportChoice::kShm}) {
       const Seen open = TrainAlone({.world = world, .open_ended = true, .transport = transport});
       EXPECT_EQ(open, announced);
@@ -178,7 +176,7 @@ TEST(StagedTrainingTest, LostConnectionsChangeNoBit) {
     SCOPED_TRACE(absl::StrCat("connections cut after ", cut, " and 37000 bytes"));
     RealDaemon daemon;
     CuttingProxy proxy(daemon.address(), {cut, 37'000});
-    ASSERT_EQ(Train(proxy.address(), {.world = 1, .open_ended = true}), expected);
+    ASSERT_EQ(TrainRanks(proxy.address(), {.world = 1, .open_ended = true}), expected);
     EXPECT_EQ(proxy.connections(), 3);
   }
 }
@@ -187,7 +185,7 @@ TEST(StagedTrainingTest, LostConnectionsChangeNoBit) {
 TEST(StagedTrainingTest, WhatARunInReleaseCannotDoIsRefusedByName) {
   RealDaemon daemon;
   LeastSquares problem;
-  const auto client = Open(daemon.address());
+  const auto client = QuietClient(daemon.address());
   ASSERT_TRUE(problem.Join(*client).ok());
   const absl::Status unknown = client->BeginStep({.micro_batches = 0});
   ASSERT_TRUE(client->BeginStep({}).ok());
@@ -209,9 +207,9 @@ TEST(StagedTrainingTest, WhatARunInReleaseCannotDoIsRefusedByName) {
 TEST(StagedTrainingTest, AMeasureOutOfPlaceIsRefusedAndTheStepGoesOn) {
   RealDaemon daemon;
   LeastSquares problem;
-  const auto client = Open(daemon.address());
+  const auto client = QuietClient(daemon.address());
   EXPECT_EQ(client->MeasureStep({}).get().status().code(), absl::StatusCode::kFailedPrecondition);
-  ASSERT_TRUE(client->CreateRun(SpecOf({.world = 1})).ok());
+  ASSERT_TRUE(client->CreateRun(StagedSpec({.world = 1})).ok());
   ASSERT_TRUE(client->Attach({.run_id = "least-squares"}).ok());
   ASSERT_TRUE(problem.UploadAndBind(*client).ok());
   EXPECT_EQ(client->MeasureStep({}).get().status(), absl::FailedPreconditionError("MeasureStep before BeginStep"));

@@ -9,6 +9,7 @@
 
 #include "tests/client/cutting_proxy.h"
 #include "tests/client/least_squares.h"
+#include "tests/client/quiet_client.h"
 #include "tests/client/real_daemon.h"
 #include "tests/eventually.h"
 
@@ -19,15 +20,10 @@ using ::testing::ElementsAre;
 using ::testing::Ge;
 using ::testing::HasSubstr;
 
-ClientOptions Quiet(const std::string& server) {
-  return {.server = server, .log = [](const std::string&) {}};
-}
-std::unique_ptr<Client> Open(const std::string& server) { return Client::Connect(Quiet(server)).value(); }
-
 TEST(TrainingTest, FiftyStepsLowerTheLossAndPullReturnsTheTrainersWeights) {
   RealDaemon daemon;
   LeastSquares problem;
-  const auto client = Open(daemon.address());
+  const auto client = QuietClient(daemon.address());
   ASSERT_TRUE(problem.Join(*client).ok());
   const double first = problem.Step(*client).value();
   for (int i = 1; i < 50; ++i) ASSERT_TRUE(problem.Step(*client).ok());
@@ -48,11 +44,11 @@ TEST(TrainingTest, FiftyStepsLowerTheLossAndPullReturnsTheTrainersWeights) {
 TEST(TrainingTest, ASecondProcessGoesOnWhereTheFirstStopped) {
   RealDaemon daemon;
   LeastSquares problem;
-  auto client = Open(daemon.address());
+  auto client = QuietClient(daemon.address());
   ASSERT_EQ(problem.Join(*client)->resume_step, 1u);
   for (int i = 0; i < 5; ++i) ASSERT_TRUE(problem.Step(*client).ok());
   client.reset();  // releases the rank at once
-  client = Open(daemon.address());
+  client = QuietClient(daemon.address());
   const auto attachment = problem.Join(*client, {.run_id = "least-squares", .wait_s = 0});
   ASSERT_TRUE(attachment.ok()) << attachment.status();
   EXPECT_EQ(attachment->resume_step, 6u);
@@ -66,7 +62,7 @@ TEST(TrainingTest, ASecondProcessGoesOnWhereTheFirstStopped) {
 TEST(TrainingTest, ALiveRankIsTakenOverOnlyOnRequest) {
   RealDaemon daemon;
   LeastSquares problem, other;
-  const auto first = Open(daemon.address()), second = Open(daemon.address());
+  const auto first = QuietClient(daemon.address()), second = QuietClient(daemon.address());
   ASSERT_TRUE(problem.Join(*first).ok());
   const absl::Status taken = other.Join(*second).status();
   EXPECT_EQ(taken.code(), absl::StatusCode::kAlreadyExists);
@@ -90,14 +86,14 @@ void AwaitUpdate(Client& client, uint32_t tensor, uint64_t step) {
 TEST(TrainingTest, ATornStepIsToldToWhoeverComesNext) {
   RealDaemon daemon;
   LeastSquares problem;
-  auto client = Open(daemon.address());
+  auto client = QuietClient(daemon.address());
   ASSERT_TRUE(problem.Join(*client).ok());
   ASSERT_TRUE(client->BeginStep({}).ok());
   problem.Backward();
   ASSERT_TRUE(client->Push(1, problem.Gradient(1)).ok());
   AwaitUpdate(*client, 1, 1);
   client.reset();
-  client = Open(daemon.address());
+  client = QuietClient(daemon.address());
   const auto attachment = problem.Join(*client, {.run_id = "least-squares", .takeover = true});
   ASSERT_TRUE(attachment.ok()) << attachment.status();
   EXPECT_EQ(attachment->resume_step, 2u);
@@ -113,7 +109,7 @@ TEST(TrainingTest, NarrowWeightsLandDecodedOrAsTheyAreServed) {
     LeastSquares problem;
     v1::RunSpec spec = LeastSquares::Spec();
     spec.mutable_groups(0)->set_serving(serving);
-    const auto client = Open(daemon.address());
+    const auto client = QuietClient(daemon.address());
     ASSERT_TRUE(client->CreateRun(spec).ok());
     ASSERT_TRUE(client->Attach({.run_id = "least-squares"}).ok());
     ASSERT_TRUE(problem.UploadAndBind(*client).ok());
@@ -164,13 +160,13 @@ TEST(TrainingTest, NarrowWeightsLandDecodedOrAsTheyAreServed) {
 
 TEST(TrainingTest, AnUnknownRunIsNotFound) {
   RealDaemon daemon;
-  EXPECT_EQ(Open(daemon.address())->Attach({.run_id = "nowhere"}).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(QuietClient(daemon.address())->Attach({.run_id = "nowhere"}).status().code(), absl::StatusCode::kNotFound);
 }
 
 TEST(TrainingTest, ADeletedRunEndsItsTrainerWithTheReason) {
   RealDaemon daemon;
   LeastSquares problem;
-  const auto client = Open(daemon.address()), operators = Open(daemon.address());
+  const auto client = QuietClient(daemon.address()), operators = QuietClient(daemon.address());
   ASSERT_TRUE(problem.Join(*client).ok());
   ASSERT_TRUE(operators->DeleteRun("least-squares", /*force=*/true).ok());
   EXPECT_FALSE(problem.Step(*client).ok());
@@ -179,7 +175,7 @@ TEST(TrainingTest, ADeletedRunEndsItsTrainerWithTheReason) {
 
 std::vector<float> TrainThrough(const std::string& server, int steps) {
   LeastSquares problem;
-  const auto client = Open(server);
+  const auto client = QuietClient(server);
   const auto attachment = problem.Join(*client);
   EXPECT_TRUE(attachment.ok()) << attachment.status();
   for (int i = 0; i < steps; ++i) {
@@ -200,7 +196,7 @@ TEST(TrainingTest, TheHostBufferDoesNotGrowWithTheMicroBatches) {
   LeastSquares problem;
   v1::RunSpec spec = LeastSquares::Spec();
   spec.set_accumulation(kMicros);
-  const auto client = Open(daemon.address());
+  const auto client = QuietClient(daemon.address());
   ASSERT_TRUE(client->CreateRun(spec).ok());
   ASSERT_TRUE(client->Attach({.run_id = "least-squares"}).ok());
   ASSERT_TRUE(problem.UploadAndBind(*client).ok());

@@ -14,13 +14,13 @@ namespace {
 
 using ::testing::HasSubstr;
 
-struct Formats {
+struct TwinFormats {
   const char *serving, *followed;
 };
 
 // A run that is followed in a format, and one on a daemon of its own that serves it.
 struct Twins {
-  explicit Twins(const Formats& formats)
+  explicit Twins(const TwinFormats& formats)
       : run(daemon.address(), formats.serving, /*rewinds=*/true, {formats.followed}),
         twin(other.address(), formats.followed, /*rewinds=*/true) {}
   void Train(int steps) {
@@ -52,7 +52,7 @@ std::unique_ptr<Subscriber> FollowIn(const std::string& server, const std::strin
       .value();
 }
 
-class FollowFormatsTest : public ::testing::TestWithParam<Formats> {};
+class FollowFormatsTest : public ::testing::TestWithParam<TwinFormats> {};
 
 TEST_P(FollowFormatsTest, EachVersionIsWhatAPullBringsOfARunThatServesIt) {
   Twins twins(GetParam());
@@ -95,9 +95,9 @@ TEST_P(FollowFormatsTest, AReaderThatIsCutAgainAndAgainKeepsUp) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Formats, FollowFormatsTest,
-                         ::testing::Values(Formats{"fp32", "bf16"}, Formats{"fp32", "fp8-e4m3"},
-                                           Formats{"fp32", "int8-row"}, Formats{"int8-row", "fp16"},
-                                           Formats{"int8-tensor", "int8-row"}, Formats{"bf16", "fp32"}),
+                         ::testing::Values(TwinFormats{"fp32", "bf16"}, TwinFormats{"fp32", "fp8-e4m3"},
+                                           TwinFormats{"fp32", "int8-row"}, TwinFormats{"int8-row", "fp16"},
+                                           TwinFormats{"int8-tensor", "int8-row"}, TwinFormats{"bf16", "fp32"}),
                          [](const auto& test) {
                            return InTestName(absl::StrCat(test.param.serving, "In", test.param.followed));
                          });

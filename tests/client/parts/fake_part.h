@@ -19,7 +19,7 @@
 
 namespace ballast {
 
-inline v1::VersionId IdOf(uint64_t step, uint64_t generation = 1) {
+inline v1::VersionId PartVersionId(uint64_t step, uint64_t generation = 1) {
   v1::VersionId id;
   id.set_step(step);
   id.set_generation(generation);

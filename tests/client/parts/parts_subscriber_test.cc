@@ -15,7 +15,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-constexpr double kLongS = 60;  // for what is there soon
+constexpr double kPartsLongS = 60;  // for what is there soon
 
 class PartsSubscriberTest : public ::testing::Test {
  protected:
@@ -32,13 +32,13 @@ class PartsSubscriberTest : public ::testing::Test {
     reader_ = PartsSubscriber::Of(std::move(parts), {"a:1", "b:2"}, /*every=*/0, changes_, patience).value();
   }
   FollowedVersion Next() {
-    const auto version = reader_->Next(kLongS);
+    const auto version = reader_->Next(kPartsLongS);
     EXPECT_TRUE(version.ok() && *version) << version.status();
     return version.ok() && *version ? **version : FollowedVersion();
   }
   // All parts come to step `step` for the first time.
   FollowedVersion Begin(uint64_t step) {
-    for (FakePart* part : parts_) part->Arrive(IdOf(step));
+    for (FakePart* part : parts_) part->Arrive(PartVersionId(step));
     return Next();
   }
   // By tensor: the step that its weights are of.
@@ -65,12 +65,12 @@ class PartsSubscriberTest : public ::testing::Test {
 
 TEST_F(PartsSubscriberTest, AVersionIsHandedOutOnceAllPartsHaveIt) {
   EXPECT_FALSE(reader_->readable());
-  parts_[0]->Arrive(IdOf(3));
-  EXPECT_TRUE(reader_->Await(kLongS));
+  parts_[0]->Arrive(PartVersionId(3));
+  EXPECT_TRUE(reader_->Await(kPartsLongS));
   EXPECT_TRUE(HasNone());
   EXPECT_FALSE(reader_->readable());
   EXPECT_EQ(reader_->Served(0).status().code(), absl::StatusCode::kFailedPrecondition);
-  parts_[1]->Arrive(IdOf(3));
+  parts_[1]->Arrive(PartVersionId(3));
   const FollowedVersion version = Next();
   EXPECT_EQ(version.step, 3u);
   EXPECT_FALSE(version.base_step);
@@ -85,8 +85,8 @@ TEST_F(PartsSubscriberTest, AVersionIsHandedOutOnceAllPartsHaveIt) {
 }
 
 TEST_F(PartsSubscriberTest, WhatIsHereBeforeItIsAgreedOnIsTold) {
-  for (FakePart* part : parts_) part->Arrive(IdOf(3));
-  while (reader_->Await(kLongS)) {
+  for (FakePart* part : parts_) part->Arrive(PartVersionId(3));
+  while (reader_->Await(kPartsLongS)) {
     const auto version = reader_->Next(0);
     ASSERT_TRUE(version.ok()) << version.status();
     if (*version) return;
@@ -96,11 +96,11 @@ TEST_F(PartsSubscriberTest, WhatIsHereBeforeItIsAgreedOnIsTold) {
 
 TEST_F(PartsSubscriberTest, WeightsStayUntilAllPartsHaveTheNext) {
   Begin(3);
-  parts_[0]->Offer(IdOf(4));
+  parts_[0]->Offer(PartVersionId(4));
   EXPECT_TRUE(HasNone());
   EXPECT_THAT(Steps(), ElementsAre(3, 3));
-  parts_[1]->Offer(IdOf(4));
-  EXPECT_TRUE(reader_->Await(kLongS));
+  parts_[1]->Offer(PartVersionId(4));
+  EXPECT_TRUE(reader_->Await(kPartsLongS));
   EXPECT_THAT(Steps(), ElementsAre(3, 3)) << "Await changes nothing";
   const FollowedVersion version = Next();
   EXPECT_EQ(version.step, 4u);
@@ -112,25 +112,25 @@ TEST_F(PartsSubscriberTest, WeightsStayUntilAllPartsHaveTheNext) {
 
 TEST_F(PartsSubscriberTest, WhoIsBehindIsSentOn) {
   Begin(3);
-  parts_[0]->Offer(IdOf(4));
-  parts_[1]->Offer(IdOf(6));
+  parts_[0]->Offer(PartVersionId(4));
+  parts_[1]->Offer(PartVersionId(6));
   const FakePart::Sought sought = parts_[0]->AwaitSought();
   EXPECT_EQ(sought.from, 6u);
   EXPECT_TRUE(HasNone());
   EXPECT_THAT(Steps(), ElementsAre(3, 3));
-  parts_[0]->Offer(IdOf(6));
+  parts_[0]->Offer(PartVersionId(6));
   EXPECT_EQ(Next().step, 6u);
   EXPECT_THAT(Steps(), ElementsAre(6, 6));
   EXPECT_EQ(parts_[0]->AwaitSought().from, std::nullopt) << "each version again";
 }
 
 TEST_F(PartsSubscriberTest, PartsThatBeganAtDifferentStepsMeet) {
-  parts_[0]->Arrive(IdOf(3));
-  parts_[1]->Arrive(IdOf(5));
+  parts_[0]->Arrive(PartVersionId(3));
+  parts_[1]->Arrive(PartVersionId(5));
   EXPECT_TRUE(HasNone());
-  parts_[0]->Offer(IdOf(4));
+  parts_[0]->Offer(PartVersionId(4));
   EXPECT_EQ(parts_[0]->AwaitSought().from, 5u);
-  parts_[0]->Offer(IdOf(5));
+  parts_[0]->Offer(PartVersionId(5));
   const FollowedVersion version = Next();
   EXPECT_EQ(version.step, 5u);
   EXPECT_FALSE(version.base_step) << "what was before was never handed out";
@@ -140,20 +140,20 @@ TEST_F(PartsSubscriberTest, PartsThatBeganAtDifferentStepsMeet) {
 
 TEST_F(PartsSubscriberTest, WhoWaitsInVainGoesOnToWhatThereIs) {
   Open(absl::ZeroDuration());
-  parts_[0]->Arrive(IdOf(3));
-  parts_[0]->Offer(IdOf(4));
+  parts_[0]->Arrive(PartVersionId(3));
+  parts_[0]->Offer(PartVersionId(4));
   EXPECT_EQ(parts_[0]->AwaitSought().from, std::nullopt);
 }
 
 TEST_F(PartsSubscriberTest, WhatARewindHasUndoneIsNotMixedWithWhatCameAfterIt) {
   Begin(3);
-  parts_[0]->Offer(IdOf(4));
+  parts_[0]->Offer(PartVersionId(4));
   for (FakePart* part : parts_) part->Rewind(2);
-  parts_[1]->Offer(IdOf(4, 2));
+  parts_[1]->Offer(PartVersionId(4, 2));
   EXPECT_EQ(parts_[0]->AwaitSought().from, std::nullopt);
   EXPECT_TRUE(HasNone());
   EXPECT_THAT(Steps(), ElementsAre(3, 3));
-  parts_[0]->Offer(IdOf(4, 2));
+  parts_[0]->Offer(PartVersionId(4, 2));
   const FollowedVersion version = Next();
   EXPECT_EQ(version.step, 4u);
   EXPECT_EQ(version.generation, 3u) << "another one whenever a daemon's is";
@@ -162,24 +162,24 @@ TEST_F(PartsSubscriberTest, WhatARewindHasUndoneIsNotMixedWithWhatCameAfterIt) {
 TEST_F(PartsSubscriberTest, AReaderGoesBackWithTheRun) {
   Begin(7);
   for (FakePart* part : parts_) part->Rewind(2);
-  parts_[1]->Offer(IdOf(2, 2));
+  parts_[1]->Offer(PartVersionId(2, 2));
   EXPECT_TRUE(HasNone());
-  parts_[0]->Offer(IdOf(2, 2));
+  parts_[0]->Offer(PartVersionId(2, 2));
   EXPECT_EQ(Next().step, 2u);
   EXPECT_THAT(Steps(), ElementsAre(2, 2));
 }
 
 TEST_F(PartsSubscriberTest, AWholePartIsWrittenAsItComesOnceAllAreAboutToHaveIt) {
   Begin(3);
-  parts_[0]->OfferWhole(IdOf(8));
+  parts_[0]->OfferWhole(PartVersionId(8));
   EXPECT_TRUE(HasNone());
   EXPECT_TRUE(reader_->readable());
-  parts_[1]->Offer(IdOf(8));
-  EXPECT_TRUE(reader_->Await(kLongS));
+  parts_[1]->Offer(PartVersionId(8));
+  EXPECT_TRUE(reader_->Await(kPartsLongS));
   EXPECT_TRUE(reader_->readable());
   EXPECT_TRUE(HasNone());
   EXPECT_FALSE(reader_->readable());
-  parts_[0]->Arrive(IdOf(8));
+  parts_[0]->Arrive(PartVersionId(8));
   const FollowedVersion version = Next();
   EXPECT_EQ(version.step, 8u);
   EXPECT_FALSE(version.base_step);
@@ -189,16 +189,16 @@ TEST_F(PartsSubscriberTest, AWholePartIsWrittenAsItComesOnceAllAreAboutToHaveIt)
 // Its connection is lost, and made again, while the other part is written already.
 TEST_F(PartsSubscriberTest, AWholePartThatIsLostOnTheWayIsWaitedForAtAnotherStep) {
   Begin(3);
-  parts_[0]->OfferWhole(IdOf(8));
-  parts_[1]->Offer(IdOf(8));
-  EXPECT_TRUE(reader_->Await(kLongS));
+  parts_[0]->OfferWhole(PartVersionId(8));
+  parts_[1]->Offer(PartVersionId(8));
+  EXPECT_TRUE(reader_->Await(kPartsLongS));
   EXPECT_TRUE(HasNone());
-  parts_[0]->Arrive(IdOf(11));
+  parts_[0]->Arrive(PartVersionId(11));
   EXPECT_TRUE(HasNone());
   EXPECT_FALSE(reader_->readable());
-  parts_[1]->Offer(IdOf(9));
+  parts_[1]->Offer(PartVersionId(9));
   EXPECT_EQ(parts_[1]->AwaitSought().from, 11u);
-  parts_[1]->Offer(IdOf(11));
+  parts_[1]->Offer(PartVersionId(11));
   EXPECT_EQ(Next().step, 11u);
   EXPECT_THAT(Steps(), ElementsAre(11, 11));
 }
@@ -206,16 +206,16 @@ TEST_F(PartsSubscriberTest, AWholePartThatIsLostOnTheWayIsWaitedForAtAnotherStep
 TEST_F(PartsSubscriberTest, AnAmendedRunIsHandedOutOnceAllPartsAre) {
   Begin(3);
   parts_[0]->Amend();
-  EXPECT_TRUE(reader_->Await(kLongS));
+  EXPECT_TRUE(reader_->Await(kPartsLongS));
   EXPECT_TRUE(HasNone());
   for (FakePart* part : parts_) part->Rewind(2);
-  parts_[0]->Arrive(IdOf(3, 2));
+  parts_[0]->Arrive(PartVersionId(3, 2));
   EXPECT_TRUE(HasNone());
   EXPECT_FALSE(reader_->readable());
   parts_[1]->Amend();
-  EXPECT_TRUE(reader_->Await(kLongS));
+  EXPECT_TRUE(reader_->Await(kPartsLongS));
   EXPECT_TRUE(HasNone());
-  parts_[1]->Arrive(IdOf(3, 2));
+  parts_[1]->Arrive(PartVersionId(3, 2));
   const FollowedVersion version = Next();
   EXPECT_TRUE(version.respecified);
   EXPECT_FALSE(version.base_step);
@@ -224,7 +224,7 @@ TEST_F(PartsSubscriberTest, AnAmendedRunIsHandedOutOnceAllPartsAre) {
 
 TEST_F(PartsSubscriberTest, WhatHasChangedIsReadWhereItIs) {
   Begin(3);
-  for (FakePart* part : parts_) part->Offer(IdOf(4));
+  for (FakePart* part : parts_) part->Offer(PartVersionId(4));
   EXPECT_EQ(Next().step, 4u);
   EXPECT_EQ(reader_->CountChanged(1).value(), 1u);
   int64_t place = -1;
@@ -241,7 +241,7 @@ TEST_F(PartsSubscriberTest, APartThatFailsIsNamedAgainAndAgain) {
   Begin(3);
   parts_[1]->Fail(absl::NotFoundError("it was deleted"));
   for (int i = 0; i < 2; ++i) {
-    const absl::Status failure = reader_->Next(kLongS).status();
+    const absl::Status failure = reader_->Next(kPartsLongS).status();
     EXPECT_EQ(failure.code(), absl::StatusCode::kNotFound);
     EXPECT_THAT(std::string(failure.message()), HasSubstr("b:2: it was deleted"));
   }
@@ -251,7 +251,7 @@ TEST_F(PartsSubscriberTest, APartThatFailsIsNamedAgainAndAgain) {
 TEST_F(PartsSubscriberTest, CloseEndsANextThatWaits) {
   Begin(3);
   std::thread closes([&] { reader_->Close(); });
-  EXPECT_EQ(reader_->Next(kLongS).status().code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(reader_->Next(kPartsLongS).status().code(), absl::StatusCode::kCancelled);
   closes.join();
   EXPECT_TRUE(reader_->Await(0));
 }

@@ -64,17 +64,17 @@ class TransportTest : public ::testing::Test {
   std::vector<std::string> lines_;
 };
 
-constexpr size_t kElements[] = {30000, 5, 4096, 1, 70001};
-constexpr uint32_t kTensors = std::size(kElements);
+constexpr size_t kTeamElements[] = {30000, 5, 4096, 1, 70001};
+constexpr uint32_t kTeamTensors = std::size(kTeamElements);
 
 v1::RunSpec TeamSpec(uint32_t world, uint32_t micros) {
   v1::RunSpec spec;
   spec.set_run_id(absl::StrCat("team-", absl::Hex(std::random_device{}())));
-  for (uint32_t i = 0; i < kTensors; ++i) {
+  for (uint32_t i = 0; i < kTeamTensors; ++i) {
     v1::TensorSpec* tensor = spec.add_tensors();
     tensor->set_name(absl::StrCat("t", i));
     tensor->set_dtype(i % 2 == 0 ? "fp32" : "bf16");
-    tensor->add_shape(static_cast<int64_t>(kElements[i]));
+    tensor->add_shape(static_cast<int64_t>(kTeamElements[i]));
   }
   spec.add_groups()->set_rule("adamw");
   spec.set_ranks(world);
@@ -126,10 +126,10 @@ std::vector<float> TrainTeam(const std::string& server, const std::vector<Transp
     const auto attached =
         clients[rank]->Attach({.run_id = spec.run_id(), .rank = rank, .world = world, .transport = transports[rank]});
     EXPECT_TRUE(attached.ok()) << attached.status();
-    for (uint32_t i = 0; i < kTensors; ++i) weights[rank].emplace_back(kElements[i] * (i % 2 == 0 ? 4 : 2));
+    for (uint32_t i = 0; i < kTeamTensors; ++i) weights[rank].emplace_back(kTeamElements[i] * (i % 2 == 0 ? 4 : 2));
     if (rank > 0) continue;
     std::vector<TensorView> views;
-    for (uint32_t i = 0; i < kTensors; ++i) {
+    for (uint32_t i = 0; i < kTeamTensors; ++i) {
       views.push_back({.tensor = i, .format = i % 2 == 0 ? "fp32" : "bf16", .bytes = weights[0][i]});
     }
     EXPECT_TRUE(clients[0]->LoadWeights(views).ok());
@@ -140,15 +140,15 @@ std::vector<float> TrainTeam(const std::string& server, const std::vector<Transp
     ranks.emplace_back([&, rank] {
       Client& client = *clients[rank];
       std::mt19937 random(rank + 1);
-      for (uint32_t i = 0; i < kTensors; ++i) {
+      for (uint32_t i = 0; i < kTeamTensors; ++i) {
         EXPECT_TRUE(client.BindWeights(i, weights[rank][i].data(), weights[rank][i].size()).ok());
       }
       for (uint32_t step = 0; step < kSteps; ++step) {
         ASSERT_TRUE(client.BeginStep({.micro_batches = micros}).ok());
         for (uint32_t micro = 0; micro < micros; ++micro) {
           // Every rank in an order of its own.
-          std::vector<uint32_t> order(kTensors);
-          for (uint32_t i = 0; i < kTensors; ++i) order[i] = (i + rank) % kTensors;
+          std::vector<uint32_t> order(kTeamTensors);
+          for (uint32_t i = 0; i < kTeamTensors; ++i) order[i] = (i + rank) % kTeamTensors;
           for (const uint32_t i : order) {
             std::vector<std::byte> gradient(weights[rank][i].size());
             for (size_t b = 1; b < gradient.size(); b += 2) gradient[b] = static_cast<std::byte>(random() % 0x40);
@@ -260,7 +260,7 @@ TEST_F(TransportTest, ARequiredLaneThatIsNotAvailableIsAnError) {
   EXPECT_THAT(std::string(refused.message()), HasSubstr("choose the transport auto"));
 }
 
-std::vector<float> Train(LeastSquares& problem, Client& client, int steps) {
+std::vector<float> WeightsAfter(LeastSquares& problem, Client& client, int steps) {
   for (int i = 0; i < steps; ++i) {
     const auto loss = problem.Step(client);
     EXPECT_TRUE(loss.ok()) << loss.status();
@@ -274,7 +274,7 @@ std::vector<float> Uncut(int steps) {
   LeastSquares problem;
   const auto client = Client::Connect({.server = daemon.address()}).value();
   EXPECT_TRUE(problem.Join(*client).ok());
-  return Train(problem, *client, steps);
+  return WeightsAfter(problem, *client, steps);
 }
 
 TEST_F(TransportTest, CutsAtAnyMomentChangeNoBit) {
@@ -285,9 +285,9 @@ TEST_F(TransportTest, CutsAtAnyMomentChangeNoBit) {
   const auto client = Open(daemon.address());
   ASSERT_TRUE(problem.Join(*client, Over(TransportChoice::kShm)).ok());
   const Cutter cutter;
-  Train(problem, *client, kSteps / 2);
+  WeightsAfter(problem, *client, kSteps / 2);
   EXPECT_SOON(cutter.cuts(), Gt(5));
-  EXPECT_EQ(Train(problem, *client, kSteps / 2), expected);
+  EXPECT_EQ(WeightsAfter(problem, *client, kSteps / 2), expected);
 }
 
 // What was sent as it was pushed lies in the memory that is cut off.
@@ -316,7 +316,7 @@ TEST_F(TransportTest, ACutStepGoesOnOverTheOtherTransport) {
   const auto result = client->EndStep(loss).get();
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_SOON(RankLine(*client), HasSubstr("transport grpc"));
-  EXPECT_EQ(Train(problem, *client, 1), expected);
+  EXPECT_EQ(WeightsAfter(problem, *client, 1), expected);
   EXPECT_THAT(Lines(), ElementsAre(HasSubstr("lost the daemon"), HasSubstr("using gRPC"), HasSubstr("again after")));
 }
 
