@@ -14,7 +14,7 @@
 namespace ballast {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 constexpr uint64_t kNoLimit = ~uint64_t{0};
 
@@ -37,7 +37,7 @@ std::string Codes(const std::vector<uint16_t>& codes) {
   return {reinterpret_cast<const char*>(codes.data()), codes.size() * 2};
 }
 
-class ChangesTest : public testing::TestWithParam<size_t> {
+class ChangesTest : public ::testing::TestWithParam<size_t> {
  protected:
   std::string Random(size_t elements) {
     std::string codes(elements * GetParam(), '\0');
@@ -99,7 +99,7 @@ TEST_P(ChangesTest, WhateverComesIsAppliedOrRefused) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Widths, ChangesTest, testing::Values(1, 2, 4));
+INSTANTIATE_TEST_SUITE_P(Widths, ChangesTest, ::testing::Values(1, 2, 4));
 
 TEST(ChangesCodingTest, OneStepUpAndDownTakeAByteEach) {
   const std::string before = Codes({7, 0x8001, 9, 9}), after = Codes({8, 0x8000, 9, 9});
