@@ -153,8 +153,8 @@ def king_james_training() -> Training:
     return Training("The King James transformer", model, loss, king_james.LEARNING, (1e-3, 1e-5, 1e-6))
 
 
-def minilm_training() -> Training | None:
-    """None: its weights are not installed."""
+def minilm_training(characters: int | None, batch: int) -> Training | None:
+    """On so much of the text. None: its weights are not installed."""
     packages = next(ROOT.glob("build/minilm-venv/lib/python*/site-packages"), None)
     if packages is None:
         return None
@@ -166,16 +166,17 @@ def minilm_training() -> Training | None:
 
     model = encoder.load(verses.file_of_wheel("model.safetensors")).bfloat16()
     pieces = verses.WordPieces(verses.file_of_wheel("vocab.txt"))
-    book = verses.Verses(bytes(trainer.king_james.load_text().to(torch.uint8)).decode("latin-1"), pieces)
+    text = bytes(trainer.king_james.load_text()[:characters].to(torch.uint8)).decode("latin-1")
+    book = verses.Verses(text, pieces)
     chance = torch.Generator().manual_seed(1)
 
     def loss() -> torch.Tensor:
-        return verses.loss_of(model, book.draw(8, chance))
+        return verses.loss_of(model, book.draw(batch, chance))
 
     return Training("all-MiniLM-L6-v2, fine-tuned on verses", model, loss, LEARNING, (1e-5, 1e-6))
 
 
-def measure_changes(training: Training, steps: int) -> list[dict]:
+def measure_changes(training: Training, rates: tuple[float, ...], steps: int) -> list[dict]:
     """By learning rate, medians over the versions of the last half of its steps."""
     told = []
     with trainer.own_daemon() as daemon:
@@ -190,7 +191,7 @@ def measure_changes(training: Training, steps: int) -> list[dict]:
             step()  # makes the run
             with ballast.Subscriber(daemon.server, "text") as reader:
                 next(reader)
-                for rate in training.rates:
+                for rate in rates:
                     optimizer.param_groups[0]["lr"] = rate
                     seen = []
                     for _ in range(steps):
@@ -256,12 +257,15 @@ def report(seconds: dict, load: Load, changes: dict[str, list[dict]], rounds: in
 def main() -> int:
     if sys.argv[1:2] == ["--read-along"]:
         read_along(sys.argv[2], sys.argv[3], int(sys.argv[4]))
-    options = trainer.recording_parser(__doc__, "few rounds and steps", 15).parse_args()
+    options = trainer.recording_parser(__doc__, "few rounds, steps and rates", 15).parse_args()
     torch.set_num_threads(1)
-    trainings = [training for training in (king_james_training(), minilm_training()) if training is not None]
-    changes = {training.name: measure_changes(training, 2 if options.quick else 16) for training in trainings}
+    rates, steps, characters, batch = slice(None), 16, None, 8
     if options.quick:
-        options.rounds = 2
+        rates, steps, characters, batch, options.rounds = slice(1), 2, 100_000, 2, 2
+    trainings = [king_james_training(), minilm_training(characters, batch)]
+    changes = {
+        training.name: measure_changes(training, training.rates[rates], steps) for training in trainings if training
+    }
     seconds, load = measure_steps(options.rounds)
     text = report(seconds, load, changes, options.rounds)
     trainer.publish(options, "follow", text, rows(seconds, AGAINST, options.rounds))
