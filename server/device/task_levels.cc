@@ -17,7 +17,7 @@ bool IsAlone(const DeviceJob& job) {
 }
 
 // Where the task's gradient lies, and its length; nullptr: it has none.
-std::pair<const std::byte*, uint64_t> GradientOf(const DeviceTask& task) {
+std::pair<const std::byte*, uint64_t> GradientPlace(const DeviceTask& task) {
   if (const auto* sum = std::get_if<SumTask>(&task)) {
     const absl::Span<std::byte> place = PlaceOf(*sum);
     return {place.data(), place.size()};
@@ -87,7 +87,7 @@ uint32_t TaskLevels::PlanTogether(absl::Span<const DeviceJob> jobs, uint32_t beg
 bool TaskLevels::Overlap(absl::Span<const DeviceJob> jobs, uint32_t begin, uint32_t end) {
   gradients_.clear();
   for (uint32_t i = begin; i < end; ++i) {
-    const auto [data, bytes] = GradientOf(jobs[i].task);
+    const auto [data, bytes] = GradientPlace(jobs[i].task);
     const auto at = reinterpret_cast<uintptr_t>(data);
     if (bytes > 0) gradients_.push_back({at, at + bytes, *jobs[i].tensor});
   }
