@@ -11,8 +11,7 @@
 #
 # Stages: the packages, .venv, preset dev, the build of tests/gpu_check.sh where nvcc is, the house rules, the Python client,
 # the frameworks and the model that it is tried with, the ctest suite, the Python tests, the end-to-end tests against a real
-# daemon, and the C++ tests again under address and undefined-behaviour sanitizers, which are built beside the other tests, at
-# the least priority, unless --repeat or --load is given. A failing stage does not stop the next.
+# daemon, and the C++ tests again under address and undefined-behaviour sanitizers. A failing stage does not stop the next.
 # Reports are in build/test-logs. The last line is the total over all suites; the exit code is 0 only if nothing failed.
 set -euo pipefail
 
@@ -27,7 +26,6 @@ repeat=1
 load=no
 dev=yes    # whether it was built
 client=yes # likewise
-beside=""  # the process that builds beside the tests
 declare -a FAILED_STAGES=() LOAD=()
 
 # shellcheck source=deploy/options.sh
@@ -137,16 +135,8 @@ test_all() {
 
 wants_asan() { wanted asan && [[ $no_asan == no ]]; }
 
-# What it needs of the processors while tests wait, it has; the stage of that name does the rest, and tells what fails.
-build_asan_beside() {
-  wants_asan && [[ -z $only && $repeat == 1 && $load == no ]] || return 0
-  start_child nice -n 19 "$ROOT/deploy/setup.sh" build asan >"$LOGS/build-asan-beside.log" 2>&1
-  beside=$CHILD
-}
-
 asan_suite() {
   wants_asan || return 0
-  if [[ -n $beside ]]; then stop_child "$beside"; fi
   try "build asan" "$ROOT/deploy/setup.sh" build asan || return 0
   try "ctest asan" run_ctest asan ctest-asan.xml || true
 }
@@ -193,11 +183,11 @@ main() {
   # In the foreground: sudo may have to ask for a password.
   local started=$SECONDS
   "$ROOT/deploy/packages.sh" || FAILED_STAGES+=("packages")
+  if wants_asan; then "$ROOT/deploy/packages.sh" fuzz || FAILED_STAGES+=("packages"); fi
   "$ROOT/deploy/packages.sh" browser || echo "!! no Chromium: the live page is NOT tested"
   STAGE_TIMES+=("$(printf '%-16s %4d s' packages $((SECONDS - started)))")
   if [[ ${#FAILED_STAGES[@]} -eq 0 ]] && try "python" "$ROOT/deploy/setup.sh" python; then
     build_all
-    build_asan_beside
     test_all
     asan_suite
   fi

@@ -64,7 +64,7 @@ __device__ const DynamicTables kDeviceTables = MakeDynamicTables(kBothSigns);
 
 template <bool kBothSigns, uint32_t kLargest>
 struct Dynamic8Moment {
-  static constexpr StoredPlane kPlanes[] = {{"", 1, 1}, {"scale", 4, 256}};
+  static constexpr StoredPlane kPlanes[2] = {{"", 1, 1}, {"scale", 4, 256}};
   static constexpr uint32_t kScalePer = 256;
   static constexpr bool kStoresRoot = false;
   static constexpr uint32_t kLargestBits = kLargest;

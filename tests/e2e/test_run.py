@@ -105,30 +105,6 @@ def test_the_gpu_build_is_one_test(tree, code, closing):
     assert (ended, said.splitlines()[-1]) == (code, closing), said
 
 
-SETUP = """#!/usr/bin/env bash
-[[ "$*" == "build asan" ]] || exit 0
-echo "$(nice)" >>priorities
-if [[ $(nice) == 19 ]]; then echo >begun && exec tail -f /dev/null; fi
-"""
-# Its tests begin when the build beside them has.
-PYTHON = """#!/usr/bin/env bash
-if [[ "$*" == *" tests/python" && -p begun ]]; then read -r _ <begun; fi
-if [[ $2 != pytest ]]; then exec {python} "$@"; fi
-"""
-
-
-# And is stopped, not waited for, where it takes longer; what is left of it is then done at full priority.
-@pytest.mark.parametrize("flags", [[], ["--repeat", "2"]])
-def test_the_sanitizers_build_goes_beside_the_tests(tree, flags):
-    write_program(tree / "deploy" / "setup.sh", SETUP)
-    write_program(tree / ".venv" / "bin" / "python", PYTHON.format(python=sys.executable))
-    if not flags:
-        os.mkfifo(tree / "begun")
-    _, said, left = run(tree, *flags)
-    assert "build asan      done in" in said and left == [], said
-    assert (tree / "priorities").read_text().split() == (["0"] if flags else ["19", "0"])
-
-
 def test_the_load_is_beside_the_tests_and_ends_with_them(tree):
     code, said, left = run(tree, "--only", "ctest", "--load")
     assert code == 0, said

@@ -162,7 +162,8 @@ absl::Status CheckFlags(const Sorted& sorted) {
   std::vector<std::string> names;
   for (const Flag& flag : known) names.push_back(absl::StrCat("--", flag.name));
   for (const auto& [name, value] : sorted.flags) {
-    const auto found = std::find_if(known.begin(), known.end(), [&](const Flag& flag) { return flag.name == name; });
+    const auto found =
+        std::find_if(known.begin(), known.end(), [&name = name](const Flag& flag) { return flag.name == name; });
     if (found == known.end()) return Unknown("flag", absl::StrCat("--", name), names);
     if (found->value.empty() && value != "true") {
       return absl::InvalidArgumentError(absl::StrCat("--", name, " is a switch and takes no value, got '", value, "'"));

@@ -28,7 +28,7 @@ namespace ballast::testing {
 class Model {
  public:
   Model(Device* device, const kernels::Kernel& kernel, std::vector<uint64_t> sizes)
-      : kernel_(kernel), sizes_(std::move(sizes)), device_(device) {
+      : kernel_(kernel), sizes_(std::move(sizes)) {
     uint64_t largest = 0, pool = 0;
     for (const uint64_t n : sizes_) {
       std::vector<DeviceBuffer> planes;
@@ -242,7 +242,6 @@ class Model {
 
   const kernels::Kernel& kernel_;
   const std::vector<uint64_t> sizes_;
-  Device* const device_;
   std::vector<std::vector<DeviceBuffer>> planes_;
   std::vector<DeviceBuffer> scales_;
   std::vector<uint64_t> at_;
