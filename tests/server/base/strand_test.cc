@@ -56,10 +56,10 @@ TEST(StrandTest, WhatFollowsFromTasksThatCameTogetherIsDoneOnce) {
 }
 
 TEST(StrandTest, ATaskThatGetsOnIsNotBusyForLong) {
+  absl::Notification began, end;  // the strand, which ends first, waits for them
   Strand strand({.name = "t"});
   strand.Progress();
   EXPECT_EQ(strand.busy_s(), 0) << "nothing is in hand";
-  absl::Notification began, end;
   strand.Post([&] {
     began.Notify();
     end.WaitForNotification();
