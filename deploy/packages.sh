@@ -45,7 +45,7 @@ readonly PACKAGES_RUNTIME="libgrpc++1.51 libgrpc29 libprotobuf32 libabsl20220623
 # and on the CPU beside it.
 readonly PACKAGES_CUDA="libcublas-13-0 libopenblas0-pthread"
 
-# clang with its sanitizers and libFuzzer, for the presets asan and fuzz; not installed by default.
+# clang with libFuzzer, for tests/fuzz; not installed by default.
 readonly PACKAGES_FUZZ="clang libclang-rt-14-dev"
 
 # What tests/emulated/run.sh needs to run AVX-512 code on a processor without it; not installed by default.

@@ -183,7 +183,6 @@ main() {
   # In the foreground: sudo may have to ask for a password.
   local started=$SECONDS
   "$ROOT/deploy/packages.sh" || FAILED_STAGES+=("packages")
-  if wants_asan; then "$ROOT/deploy/packages.sh" fuzz || FAILED_STAGES+=("packages"); fi
   "$ROOT/deploy/packages.sh" browser || echo "!! no Chromium: the live page is NOT tested"
   STAGE_TIMES+=("$(printf '%-16s %4d s' packages $((SECONDS - started)))")
   if [[ ${#FAILED_STAGES[@]} -eq 0 ]] && try "python" "$ROOT/deploy/setup.sh" python; then
