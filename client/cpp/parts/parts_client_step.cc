@@ -17,7 +17,7 @@ namespace ballast {
 namespace {
 
 // How long the thread waits for one daemon before it looks at the others, one of which may have failed.
-constexpr auto kGlance = std::chrono::milliseconds(20);
+constexpr auto kLongestPatience = std::chrono::milliseconds(20);
 // How often a caller who waits for a daemon's connection is asked whether to go on.
 constexpr absl::Duration kLook = absl::Milliseconds(100);
 
@@ -77,7 +77,7 @@ absl::StatusOr<std::vector<T>> PartsClient::AwaitAll(std::vector<std::future<abs
     pending = false;
     for (uint32_t part = 0; part < futures->size(); ++part) {
       if (values[part]) continue;
-      const auto patience = pending ? std::chrono::milliseconds(0) : kGlance;
+      const auto patience = pending ? std::chrono::milliseconds(0) : kLongestPatience;
       if ((*futures)[part].wait_for(patience) != std::future_status::ready) {
         pending = true;
         continue;

@@ -16,7 +16,7 @@ namespace {
 constexpr int kMostUnrung = 16;
 constexpr uint64_t kMostInPipe = 8 << 10;  // of a payload
 // How often a sleeper looks whether the daemon is still there.
-constexpr auto kLookAtPeer = std::chrono::milliseconds(100);
+constexpr auto kGlance = std::chrono::milliseconds(100);
 // StepResult names at most every tensor, scales are at most those of a chunk's elements.
 constexpr uint32_t kMostBodyBytes = 64 << 20;
 
@@ -91,7 +91,7 @@ bool ShmTransport::Send(const ShmRecord& record, absl::string_view body, bool mo
     if (!done.ok() || over_) return false;
     if (*done) return true;
     control_.up_full.Raise();
-    if (!room_.Await(kLookAtPeer, [this] { return writer_.HasRoom() || over_; }) && socket_.HungUp()) return false;
+    if (!room_.Await(kGlance, [this] { return writer_.HasRoom() || over_; }) && socket_.HungUp()) return false;
   }
 }
 
@@ -130,8 +130,7 @@ bool ShmTransport::Next(ShmRecord* record) {
     if (over_) return End(absl::CancelledError("the stream was cancelled"));
     if (pulse_.Lost()) return End(absl::UnavailableError("the daemon does not answer"));
     const auto stirred = [this] { return over_ || control_.let_go.raised != 0; };
-    if (!news_.Await(kLookAtPeer, [&] { return reader_.HasMore() || stirred(); }) || stirred())
-      hung_up = socket_.HungUp();
+    if (!news_.Await(kGlance, [&] { return reader_.HasMore() || stirred(); }) || stirred()) hung_up = socket_.HungUp();
   }
 }
 
