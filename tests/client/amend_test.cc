@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "tests/client/least_squares.h"
+#include "tests/client/quiet_client.h"
 #include "tests/client/real_daemon.h"
 #include "tests/eventually.h"
 
@@ -19,9 +20,7 @@ using ::testing::HasSubstr;
 
 class AmendTest : public ::testing::TestWithParam<TransportChoice> {
  protected:
-  std::unique_ptr<Client> Open() {
-    return Client::Connect({.server = daemon_.address(), .log = [](const std::string&) {}}).value();
-  }
+  std::unique_ptr<Client> Open() { return QuietClient(daemon_.address()); }
   static v1::RunSpec Spec(const std::string& run) {
     v1::RunSpec spec = LeastSquares::Spec();
     spec.set_run_id(run);

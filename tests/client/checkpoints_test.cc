@@ -4,6 +4,7 @@
 
 #include "client/cpp/client.h"
 #include "tests/client/fake_daemon.h"
+#include "tests/client/quiet_client.h"
 #include "tests/client/trainer.h"
 
 namespace ballast {
@@ -23,9 +24,7 @@ FakeOptions WithStorage() {
   return options;
 }
 
-std::unique_ptr<Client> Open(const FakeDaemon& daemon) {
-  return Client::Connect({.server = daemon.address(), .log = [](const std::string&) {}}).value();
-}
+std::unique_ptr<Client> Open(const FakeDaemon& daemon) { return QuietClient(daemon.address()); }
 
 TEST(CheckpointsTest, ACheckpointIsOfTheLastStep) {
   FakeDaemon daemon(WithStorage());

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "tests/client/least_squares.h"
+#include "tests/client/quiet_client.h"
 #include "tests/client/real_daemon.h"
 
 namespace ballast {
@@ -16,9 +17,6 @@ namespace {
 
 class RewindTest : public ::testing::TestWithParam<TransportChoice> {
  protected:
-  std::unique_ptr<Client> Open(const std::string& server) {
-    return Client::Connect({.server = server, .log = [](const std::string&) {}}).value();
-  }
   void Begin(Client& client) {
     v1::RunSpec spec = LeastSquares::Spec();
     spec.mutable_rewind()->set_snapshots(2);
@@ -64,7 +62,7 @@ class RewindTest : public ::testing::TestWithParam<TransportChoice> {
 };
 
 TEST_P(RewindTest, AClientThatAsksForItGoesOnToTheBit) {
-  const auto client = Open(daemon_.address());
+  const auto client = QuietClient(daemon_.address());
   Begin(*client);
   Train(*client, 4);
   const std::vector<double> first = Train(*client, 6);
@@ -79,7 +77,7 @@ TEST_P(RewindTest, AClientThatAsksForItGoesOnToTheBit) {
 
 // The rewind comes while the step waits for its result, and while it is being sent.
 TEST_P(RewindTest, AStepUnderWayIsToldOfTheRewind) {
-  const auto client = Open(daemon_.address()), other = Open(daemon_.address());
+  const auto client = QuietClient(daemon_.address()), other = QuietClient(daemon_.address());
   Begin(*client);
   Train(*client, 4);
   const std::vector<double> first = Train(*client, 2);
@@ -124,7 +122,7 @@ struct State {
 
 // By one client alone; the other is told as of a rewind.
 TEST_P(RewindTest, StateThatWasPulledTakesThePlaceOfTheRunsToTheBit) {
-  const auto client = Open(daemon_.address()), other = Open(daemon_.address());
+  const auto client = QuietClient(daemon_.address()), other = QuietClient(daemon_.address());
   v1::RunSpec spec = LeastSquares::Spec();
   spec.mutable_groups(0)->set_master("fp32");
   spec.mutable_groups(0)->set_state("fp32");

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "tests/client/cutting_proxy.h"
+#include "tests/client/quiet_client.h"
 #include "tests/client/real_daemon.h"
 #include "tests/client/sharded_team.h"
 #include "tests/eventually.h"
@@ -131,8 +132,7 @@ class ShardTest : public ::testing::TestWithParam<TransportChoice> {
   }
 
   RealDaemon daemon_{WithSocket()};
-  std::unique_ptr<Client> daemon_client_ =
-      Client::Connect({.server = daemon_.address(), .log = [](const std::string&) {}}).value();
+  std::unique_ptr<Client> daemon_client_ = QuietClient(daemon_.address());
 };
 INSTANTIATE_TEST_SUITE_P(Transports, ShardTest, ::testing::Values(TransportChoice::kGrpc, TransportChoice::kShm),
                          [](const auto& param) {

@@ -17,6 +17,7 @@
 
 #include "client/cpp/client.h"
 #include "client/cpp/wire/tensor_table.h"
+#include "tests/client/quiet_client.h"
 
 namespace ballast {
 
@@ -88,9 +89,7 @@ class ShardedRank {
     bool contributes = true;
   };
   ShardedRank(const std::string& server, const ShardedSpec& spec, Place place)
-      : spec_(spec),
-        place_(place),
-        client_(Client::Connect({.server = server, .log = [](const std::string&) {}}).value()) {}
+      : spec_(spec), place_(place), client_(QuietClient(server)) {}
 
   absl::StatusOr<Attachment> Attach(uint32_t rank, uint32_t world, TransportChoice transport) {
     AttachOptions options{.run_id = spec_.run_id, .rank = rank, .world = world, .transport = transport};

@@ -254,7 +254,7 @@ TEST(TrainingTest, AReplacementIsTakenOverWholeWhereverTheConnectionIsLost) {
     SCOPED_TRACE(absl::StrCat("the first connection cut after ", cut, " bytes"));
     RealDaemon daemon;
     CuttingProxy proxy(daemon.address(), {cut});
-    auto client = Client::Connect({.server = proxy.address(), .log = [](const std::string&) {}}).value();
+    auto client = QuietClient(proxy.address());
     const auto watcher = Client::Connect({.server = daemon.address()}).value();
     LeastSquares problem;
     ASSERT_TRUE(problem.Join(*client).ok());

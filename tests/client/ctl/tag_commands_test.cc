@@ -8,6 +8,7 @@
 #include "client/cpp/ctl/command_line.h"
 #include "client/cpp/ctl/safetensors_file.h"
 #include "tests/client/least_squares.h"
+#include "tests/client/quiet_client.h"
 #include "tests/client/real_daemon.h"
 #include "tests/server/storage/temporary_folder.h"
 
@@ -46,8 +47,7 @@ class TagCommandsTest : public ::testing::Test {
   }
 
   RealDaemon daemon_;
-  const std::unique_ptr<Client> client_ =
-      Client::Connect({.server = daemon_.address(), .log = [](const std::string&) {}}).value();
+  const std::unique_ptr<Client> client_ = QuietClient(daemon_.address());
   LeastSquares problem_;
   std::string run_;
   const ballast::testing::TemporaryFolder folder_;

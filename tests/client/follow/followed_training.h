@@ -9,6 +9,7 @@
 
 #include "tests/client/follow/served_bits.h"
 #include "tests/client/least_squares.h"
+#include "tests/client/quiet_client.h"
 
 namespace ballast {
 
@@ -17,7 +18,7 @@ constexpr char kRun[] = "least-squares";
 struct FollowedTraining {
   explicit FollowedTraining(const std::string& server, const std::string& serving = "", bool rewinds = false,
                             const std::vector<std::string>& formats = {})
-      : client(Client::Connect({.server = server, .log = [](const std::string&) {}}).value()) {
+      : client(QuietClient(server)) {
     spec = LeastSquares::Spec();
     spec.mutable_groups(0)->set_serving(serving);
     spec.mutable_follow()->set_tags(2);

@@ -15,6 +15,7 @@
 #include "absl/synchronization/mutex.h"
 
 #include "tests/client/least_squares.h"
+#include "tests/client/quiet_client.h"
 #include "tests/client/real_daemon.h"
 #include "tests/client/transport/unix_cutter.h"
 #include "tests/eventually.h"
@@ -120,7 +121,7 @@ std::vector<float> TrainTeam(const std::string& server, const std::vector<Transp
   std::vector<std::thread> ranks;
   std::vector<std::unique_ptr<Client>> clients;
   for (uint32_t rank = 0; rank < world; ++rank) {
-    clients.push_back(Client::Connect({.server = server, .log = [](const std::string&) {}}).value());
+    clients.push_back(QuietClient(server));
     const auto created = clients[rank]->CreateRun(spec);
     EXPECT_TRUE(created.ok()) << created.status();
     const auto attached =
