@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import ballast
+from ballast.membership import Membership
 from daemon import Daemon
 from models import perceptron, same_bits, spirals, weights_of
 from side_by_side import side_by_side
@@ -123,6 +124,31 @@ def test_all_ranks_let_readers_follow(one: Daemon, commit: str) -> None:
     straight = side_by_side(2, lambda number: rank(number, f"{run}-straight", 4, perceptron(1)))
     for module, other in zip(modules, straight):
         assert same_bits(weights_of(module), weights_of(other))
+
+
+def test_a_rank_joins_a_run_that_gets_it_just_then(one: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the daemon's refusal and the rank's look at what it has, rank 0 amends the run."""
+
+    modules = [perceptron(1), perceptron(1)]
+
+    def rank(number: int, **options: Any) -> ballast.AdamW:
+        return optimizer_of(modules[number], one, "just-then", rank=number, world=2, **options)
+
+    def begin(number: int) -> None:
+        with rank(number) as optimizer:
+            train(modules[number], optimizer, 1, rank=number)
+
+    side_by_side(2, begin)
+    look = Membership.spec_there
+    with rank(0, follow=True) as first, rank(1, follow=True) as second:
+
+        def amended_first(membership: Membership, refusal: ballast.Rejected) -> dict[str, Any] | None:
+            monkeypatch.undo()
+            first.connect()
+            return look(membership, refusal)
+
+        monkeypatch.setattr(Membership, "spec_there", amended_first)
+        assert second.connect().step == 1
 
 
 def test_a_run_on_the_disk_keeps_it(tmp_path: Path) -> None:

@@ -67,8 +67,8 @@ class Growth:
         return session
 
     def _join_as_it_is(self, description: Description, groups: Groups, refusal: Rejected) -> Session:
-        """After join() was refused: joins the run with its tensors in its order, and gives it the option follow. Rejected, as
-        before, if neither was why."""
+        """After join() was refused: joins the run with its tensors in its order, and gives it the option follow, unless rank 0
+        has by now. Rejected, as before, if neither was why."""
         spec = self._membership.spec_there(refusal)
         if spec is None:
             raise refusal
@@ -79,8 +79,6 @@ class Growth:
         wanted, follow = follow_of(description.spec), spec["follow"]
         if wanted is not None and wanted != {name: value for name, value in (follow or {}).items() if value}:
             return self._membership.join_to_follow(description, follow)
-        if not reordered:
-            raise refusal
         return self._membership.join(description)
 
     def amended(self, session: Session, groups: Groups, moments: Mapping[int, Moments]) -> Session:
