@@ -52,14 +52,18 @@ bool StepMachine::BeginsAgain(const event::Attach& e) const {
 }
 
 void StepMachine::BeginAgain(uint32_t rank, double now_s, StepEffects* effects) {
+  begun_again_ = step_;
+  const auto others = [&](uint32_t r) { return r != rank && ranks_[r].session.has_value(); };
+  bool is_begun = open_;
+  for (uint32_t r = 0; r < ranks_.size(); ++r) is_begun = is_begun || others(r);
+  if (!is_begun) return;  // nor will it be, by what is on its way
   if (open_) effects->push_back(effect::Discard{step_});
   open_ = false;
-  begun_again_ = step_;
   ++generation_;
   rewound_to_ = closed_step_;
   for (uint32_t r = 0; r < ranks_.size(); ++r) {
     if (ranks_[r].begun == step_) ranks_[r].begun = 0;
-    if (r == rank || !ranks_[r].session) continue;
+    if (!others(r)) continue;
     Remember(r, Ending::kRewound);
     EndSession(r, RewoundError(rewound_to_, generation_), "", now_s, effects);
   }
