@@ -25,9 +25,6 @@ absl::Status CheckForParts(const SubscribeOptions& subscription) {
                   "its daemons keep no versions by name; follow it without one");
   }
   if (subscription.average) return refuse("an average", "follow its weights, without `average`");
-  if (!subscription.format.empty()) {
-    return refuse(absl::StrCat("format '", subscription.format, "'"), "follow it as it is served, without `format`");
-  }
   return absl::OkStatus();
 }
 
@@ -67,10 +64,9 @@ PartsSubscriber::PartsSubscriber(std::vector<std::unique_ptr<HeldSubscriber>> pa
     : parts_(std::move(parts)),
       names_(std::move(names)),
       changes_(std::move(changes)),
-      patience_(patience),
       came_(parts_.size()),
       negotiation_(parts_.size(), every),
-      waits_since_(absl::Now()),
+      patience_(patience, absl::Now()),
       thread_([this] { Watch(); }) {}
 
 PartsSubscriber::~PartsSubscriber() {

@@ -9,7 +9,7 @@
 // - FollowedVersion: `generation` is another one whenever a daemon's is; `skipped` is that of the part that missed most, and
 //   `closed_unix_s` of the daemon that closed the step last. `base_step` is there where all parts came as changes.
 // - Memory: all weights once, over the parts; and while they wait, what each part's version changes, at most twice its weights.
-// - UNIMPLEMENTED: `tag`, Rollback, `average` and `format`. INVALID_ARGUMENT: the list of servers. FAILED_PRECONDITION: they do not have
+// - UNIMPLEMENTED: `tag`, Rollback and `average`. INVALID_ARGUMENT: the list of servers. FAILED_PRECONDITION: they do not have
 //   the parts of one run, in this order.
 //
 // Threads: as subscriber.h says. A thread of its own watches what the parts offer, and asks their daemons.
@@ -29,6 +29,7 @@
 #include "client/cpp/follow/change_signal.h"
 #include "client/cpp/follow/held_subscriber.h"
 #include "client/cpp/parts/part_placement.h"
+#include "client/cpp/parts/patience.h"
 #include "client/cpp/parts/version_negotiation.h"
 
 namespace ballast {
@@ -36,9 +37,7 @@ namespace ballast {
 class PartsSubscriber final : public Subscriber {
  public:
   static absl::StatusOr<std::unique_ptr<Subscriber>> Open(ClientOptions options, const SubscribeOptions& subscription);
-  // For so long, and for some times as long as the last version took, parts that were told to go far, or wait for others,
-  // do; then they go on to what there is: the run may be at rest.
-  static constexpr absl::Duration kPatience = absl::Seconds(1);
+  static constexpr absl::Duration kPatience = absl::Seconds(1);  // at least (patience.h)
   // Of parts that are open, which tell `changes` whenever their standing is another one. `names`: of their daemons.
   static absl::StatusOr<std::unique_ptr<PartsSubscriber>> Of(std::vector<std::unique_ptr<HeldSubscriber>> parts,
                                                              std::vector<std::string> names, uint64_t every,
@@ -105,7 +104,6 @@ class PartsSubscriber final : public Subscriber {
   const std::vector<std::unique_ptr<HeldSubscriber>> parts_;
   const std::vector<std::string> names_;
   const std::shared_ptr<ChangeSignal> changes_;
-  const absl::Duration patience_;
   std::atomic<bool> closed_ = false;
 
   // The caller's.
@@ -117,9 +115,7 @@ class PartsSubscriber final : public Subscriber {
 
   // The watching thread's.
   VersionNegotiation negotiation_;
-  absl::Time waits_since_;  // since a version was handed out, or parts were told to go on
-  absl::Duration took_;     // the one before
-  int doublings_ = 0;       // times since then that they were told to go on to what there is
+  Patience patience_;
   std::optional<Ids> seen_handed_ = {};
 
   mutable absl::Mutex mu_;

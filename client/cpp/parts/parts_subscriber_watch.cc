@@ -13,7 +13,6 @@
 namespace ballast {
 namespace {
 
-constexpr int kPatienceTimes = 3, kMostDoublings = 6;   // of the patience, each time that it is over
 constexpr absl::Duration kAskAgain = absl::Seconds(1);  // where a daemon does not answer
 
 // Whether each part still offers its version of these, writes it or has it.
@@ -48,15 +47,13 @@ std::vector<VersionNegotiation::Standing> PartsSubscriber::StandingsOf(const Sta
 
 void PartsSubscriber::Tell(const std::vector<VersionNegotiation::Order>& orders) {
   for (const auto& order : orders) parts_[order.part]->Seek(order.from, order.every);
-  if (!orders.empty()) waits_since_ = absl::Now();
+  if (!orders.empty()) patience_.OnTold(absl::Now());
 }
 
 absl::Time PartsSubscriber::Settle() {
   const std::optional<Ids> last = handed();
   if (last && !(seen_handed_ && std::equal(last->begin(), last->end(), seen_handed_->begin(), IsSameVersion))) {
     seen_handed_ = last;
-    took_ = absl::Now() - std::exchange(waits_since_, absl::Now());
-    doublings_ = 0;
     Tell(negotiation_.OnHandedOut());
   }
   const auto standings = StandingsOf(Look());
@@ -66,18 +63,17 @@ absl::Time PartsSubscriber::Settle() {
     if (!agreed_) return absl::Now();  // it was handed out just now
     agreed_.reset();
   }
+  if (VersionNegotiation::HasNew(standings)) patience_.OnNew(absl::Now());
   if (negotiation_.WantsTimelines(standings)) return Ask(standings);
   const bool waits = std::any_of(standings.begin(), standings.end(), [](const auto& part) { return part.offered; });
   return waits || negotiation_.strict() ? RelaxLater(standings) : absl::InfiniteFuture();
 }
 
 absl::Time PartsSubscriber::RelaxLater(const std::vector<VersionNegotiation::Standing>& standings) {
-  const auto until = [this] { return waits_since_ + (patience_ + kPatienceTimes * took_) * (1 << doublings_); };
-  if (absl::Now() < until()) return until();
-  waits_since_ = absl::Now();
-  doublings_ = std::min(doublings_ + 1, kMostDoublings);
+  if (absl::Now() < patience_.until()) return patience_.until();
+  patience_.OnOver(absl::Now());
   Tell(negotiation_.Relax(standings));
-  return until();
+  return patience_.until();
 }
 
 absl::Time PartsSubscriber::Ask(const std::vector<VersionNegotiation::Standing>& standings) {
@@ -97,6 +93,7 @@ absl::Time PartsSubscriber::Ask(const std::vector<VersionNegotiation::Standing>&
   const auto decision = negotiation_.Decide(standings, now);
   Tell(decision.orders);
   if (!decision.agreed) return RelaxLater(standings);
+  patience_.OnAgreed(absl::Now());
   Ids common;
   for (const auto& part : standings) common.push_back(part.offered ? *part.offered : *part.here);
   {

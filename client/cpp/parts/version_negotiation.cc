@@ -41,10 +41,25 @@ bool LagsBehind(const Standing& part, uint64_t furthest) { return part.offered &
 
 }  // namespace
 
+VersionNegotiation::VersionNegotiation(size_t parts, uint64_t every)
+    : every_(every == 0 ? 1 : every), stride_(every_), told_(parts) {
+  for (size_t p = 0; p < parts; ++p) told_[p] = {.part = p, .every = every_};
+}
+
+bool VersionNegotiation::strict() const {
+  return std::any_of(told_.begin(), told_.end(), [&](const Order& told) { return told.from || told.every != every_; });
+}
+
+VersionNegotiation::Order VersionNegotiation::Tell(const Order& order) { return told_[order.part] = order; }
+
+bool VersionNegotiation::HasNew(absl::Span<const Standing> standings) {
+  return std::any_of(standings.begin(), standings.end(), IsNew);
+}
+
 bool VersionNegotiation::WantsTimelines(absl::Span<const Standing> standings) const {
   const auto has = [](const Standing& part) { return Candidate(part).has_value(); };
   if (!std::all_of(standings.begin(), standings.end(), has)) return false;
-  if (!std::any_of(standings.begin(), standings.end(), IsNew)) return false;
+  if (!HasNew(standings)) return false;
   if (AreOfOneStep(standings)) return true;
   const uint64_t furthest = Furthest(standings);
   return std::any_of(standings.begin(), standings.end(),
@@ -60,11 +75,11 @@ VersionNegotiation::Decision VersionNegotiation::Decide(absl::Span<const Standin
     missed_ = calm_ = 0;
     known_.assign(now.begin(), now.end());
   }
-  for (size_t p = 0; p < parts_; ++p) {
+  for (size_t p = 0; p < standings.size(); ++p) {
     // What is here is followed by another version without being told.
     if (is_undone(p) && standings[p].offered) decision.orders.push_back(GoOn(p));
   }
-  for (size_t p = 0; p < parts_; ++p) {
+  for (size_t p = 0; p < standings.size(); ++p) {
     if (is_undone(p)) return decision;
   }
   if (!AreOfOneStep(standings)) return OnDifferent(standings, Furthest(standings));
@@ -76,44 +91,35 @@ VersionNegotiation::Decision VersionNegotiation::OnDifferent(absl::Span<const St
   Decision decision;
   const auto lags = [&](const Standing& part) { return LagsBehind(part, furthest); };
   if (std::none_of(standings.begin(), standings.end(), lags)) return decision;
-  sought_ = true;
   calm_ = 0;
-  if (++missed_ > 1) {
-    stride_ = std::min(2 * stride_, every_ * kMostStrides);
-    decision.orders = All(((furthest + stride_ / 2) / stride_ + 1) * stride_);
-    return decision;
-  }
-  for (size_t p = 0; p < parts_; ++p) {
-    if (lags(standings[p])) decision.orders.push_back({.part = p, .from = furthest, .every = stride_});
+  const bool again = ++missed_ > 1;
+  if (again) stride_ = std::min(2 * stride_, every_ * kMostStrides);
+  const uint64_t from = again ? ((furthest + stride_ / 2) / stride_ + 1) * stride_ : furthest;
+  for (size_t p = 0; p < standings.size(); ++p) {
+    if (again || lags(standings[p])) decision.orders.push_back(Tell({.part = p, .from = from, .every = stride_}));
   }
   return decision;
-}
-
-std::vector<VersionNegotiation::Order> VersionNegotiation::All(std::optional<uint64_t> from) const {
-  std::vector<Order> orders;
-  for (size_t p = 0; p < parts_; ++p) orders.push_back({.part = p, .from = from, .every = stride_});
-  return orders;
 }
 
 std::vector<VersionNegotiation::Order> VersionNegotiation::OnHandedOut() {
   if (missed_ == 0) ++calm_;
   missed_ = 0;
-  bool changes = sought_;
-  sought_ = false;
   if (calm_ >= kCalmVersions && stride_ > every_) {
     stride_ /= 2;
     calm_ = 0;
-    changes = true;
   }
-  return changes ? All(std::nullopt) : std::vector<Order>();
+  std::vector<Order> orders;
+  for (const Order& told : told_) {
+    if (told.from || told.every != stride_) orders.push_back(GoOn(told.part));
+  }
+  return orders;
 }
 
 std::vector<VersionNegotiation::Order> VersionNegotiation::Relax(absl::Span<const Standing> standings) {
   stride_ = every_;
-  sought_ = false;
   missed_ = calm_ = 0;
   std::vector<Order> orders;
-  for (size_t p = 0; p < parts_; ++p) {
+  for (size_t p = 0; p < standings.size(); ++p) {
     if (standings[p].here) orders.push_back(GoOn(p));
   }
   return orders;

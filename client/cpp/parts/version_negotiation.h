@@ -35,7 +35,7 @@ namespace ballast {
 class VersionNegotiation {
  public:
   // As SubscribeOptions::every.
-  VersionNegotiation(size_t parts, uint64_t every) : parts_(parts), every_(every == 0 ? 1 : every), stride_(every_) {}
+  VersionNegotiation(size_t parts, uint64_t every);
 
   // Of one part.
   struct Standing {
@@ -56,6 +56,8 @@ class VersionNegotiation {
     std::vector<Order> orders = {};
   };
 
+  // Whether some part has something that was not handed out.
+  static bool HasNew(absl::Span<const Standing> standings);
   // Whether something is to be decided, for which the daemons must be asked.
   bool WantsTimelines(absl::Span<const Standing> standings) const;
   // By part, asked after the standings were seen.
@@ -66,20 +68,19 @@ class VersionNegotiation {
   // whose weights are of no version: it is being sent one.
   std::vector<Order> Relax(absl::Span<const Standing> standings);
   // A part whose offer is of no use goes on to the next.
-  Order GoOn(size_t part) const { return {.part = part, .every = stride_}; }
-  // Whether Relax would change something.
-  bool strict() const { return stride_ > every_ || sought_; }
+  Order GoOn(size_t part) { return Tell({.part = part, .every = stride_}); }
+  // Whether some part waits for more than its next version: Relax would change that.
+  bool strict() const;
 
  private:
-  std::vector<Order> All(std::optional<uint64_t> from) const;
+  Order Tell(const Order& order);
   Decision OnDifferent(absl::Span<const Standing> standings, uint64_t furthest);
 
-  const size_t parts_;
   const uint64_t every_;
-  uint64_t stride_;      // at least `every_`: that times a power of two
-  bool sought_ = false;  // some part was told a step
-  int missed_ = 0;       // times in a row that parts have come to different steps
-  int calm_ = 0;         // versions in a row without that
+  uint64_t stride_;          // at least `every_`: that times a power of two
+  std::vector<Order> told_;  // by part, last: what it waits for
+  int missed_ = 0;           // times in a row that parts have come to different steps
+  int calm_ = 0;             // versions in a row without that
   std::vector<Timeline> known_ = {};
 };
 
