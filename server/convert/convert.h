@@ -70,6 +70,7 @@ v1::RunStatus FromRun(const Run& run, uint64_t memory_free_bytes);
 // The newest `most` of the steps after step `after`.
 v1::GetHistoryResponse FromHistory(const Run& run, uint64_t after, size_t most);
 RewindOrder ToRewindOrder(const v1::RewindRequest& request);
+absl::StatusOr<WeightSeries> ToSeries(const v1::ListVersionsRequest& request, const RunSpec& spec);
 absl::StatusOr<FollowOrder> ToFollowOrder(const v1::SubscribeRequest& request, const RunSpec& spec);
 // Of a request with `version`.
 absl::StatusOr<FollowOrder> ToFollowOrder(const v1::PullRequest& request, const RunSpec& spec);

@@ -49,14 +49,13 @@ absl::StatusOr<std::vector<kernels::WireIndex>> ToFollowedFormats(const v1::Foll
 absl::Status CheckOfPart(const v1::RunSpec& spec) {
   if (!spec.has_part()) return absl::OkStatus();
   const v1::FollowSpec& follow = spec.follow();
-  const std::pair<const char*, bool> refused[] = {
-      {"tags", follow.tags() > 0}, {"averages", follow.averages()}, {"formats", follow.formats_size() > 0}};
+  const std::pair<const char*, bool> refused[] = {{"tags", follow.tags() > 0}, {"averages", follow.averages()}};
   for (const auto& [field, is_set] : refused) {
     if (!is_set) continue;
     return absl::InvalidArgumentError(absl::StrCat("follow.", field,
                                                    " is set, and the run is on several daemons, whose readers follow "
-                                                   "the newest weights alone, as they are served: leave it unset, or "
-                                                   "give the run to one daemon"));
+                                                   "the newest weights alone: leave it unset, or give the run to one "
+                                                   "daemon"));
   }
   return absl::OkStatus();
 }
@@ -71,7 +70,9 @@ absl::Status CheckAlone(const v1::SubscribeRequest& request) {
       "`average` and `format`, or version");
 }
 
-absl::StatusOr<WeightSeries> ToAverageSeries(const v1::SubscribeRequest& request, const RunSpec& spec) {
+// Of Subscribe and ListVersions, whose fields are called alike.
+template <typename Request>
+absl::StatusOr<WeightSeries> ToAverageSeries(const Request& request, const RunSpec& spec) {
   if (!request.format().empty()) {
     return absl::InvalidArgumentError(absl::StrCat("an average is followed as the weights are served, and format is '",
                                                    ValidUtf8(request.format(), 80), "': leave one of them out"));
@@ -84,7 +85,8 @@ absl::StatusOr<WeightSeries> ToAverageSeries(const v1::SubscribeRequest& request
                    "with follow.averages, or amend it"));
 }
 
-absl::StatusOr<WeightSeries> ToSeries(const v1::SubscribeRequest& request, const RunSpec& spec) {
+template <typename Request>
+absl::StatusOr<WeightSeries> SeriesOf(const Request& request, const RunSpec& spec) {
   if (request.has_average()) return ToAverageSeries(request, spec);
   if (request.format().empty()) return WeightSeries();
   ASSIGN_OR_RETURN(const auto format, ToWireFormat(request.format(), &kernels::WireFormat::serving, "format"));
@@ -131,6 +133,10 @@ absl::Status TakeFollow(const v1::RunSpec& spec, RunSpec* made) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<WeightSeries> ToSeries(const v1::ListVersionsRequest& request, const RunSpec& spec) {
+  return SeriesOf(request, spec);
+}
+
 absl::StatusOr<FollowOrder> ToFollowOrder(const v1::SubscribeRequest& request, const RunSpec& spec) {
   FollowOrder order{.every = request.every()};
   if (request.has_have()) order.have = ToVersionId(request.have());
@@ -138,7 +144,7 @@ absl::StatusOr<FollowOrder> ToFollowOrder(const v1::SubscribeRequest& request, c
   if (request.has_version()) {
     ASSIGN_OR_RETURN(order.version, ToVersionChoice(request.version()));
   }
-  ASSIGN_OR_RETURN(order.series, ToSeries(request, spec));
+  ASSIGN_OR_RETURN(order.series, SeriesOf(request, spec));
   order.digests.assign(request.digests().begin(), request.digests().end());
   if (order.digests.empty() || order.digests.size() == spec.tensors.size()) return order;
   return absl::InvalidArgumentError(absl::StrCat(order.digests.size(), " digests, and run '", spec.run_id, "' has ",

@@ -41,9 +41,20 @@ size_t FollowedSeries::readers() const {
   return count;
 }
 
+Followers& FollowedSeries::Of(const WeightSeries& series) const {
+  const auto place = std::find(series_.begin(), series_.end(), series) - series_.begin();
+  return *all_[static_cast<size_t>(place)];
+}
+
+Followers::VersionList FollowedSeries::List(const WeightSeries& series) const {
+  Followers::VersionList list = all_[0]->List();
+  list.newest = Of(series).newest();
+  return list;
+}
+
 void FollowedSeries::Begin(FollowOrder order, std::shared_ptr<VersionSink> sink) {
-  const auto place = std::find(series_.begin(), series_.end(), order.series) - series_.begin();
-  all_[static_cast<size_t>(place)]->Begin(std::move(order), std::move(sink));
+  Followers& followers = Of(order.series);
+  followers.Begin(std::move(order), std::move(sink));
 }
 
 void FollowedSeries::OnSent(const VersionSink* sink) {

@@ -21,6 +21,9 @@ class FollowedSeries {
 
   Followers& weights() { return *all_[0]; }
 
+  // The newest version of this series, and what has a name of the weights.
+  Followers::VersionList List(const WeightSeries& series) const;
+
   // As those of Followers, of the series that the order names, the sink's, or all.
   void Begin(FollowOrder order, std::shared_ptr<VersionSink> sink);
   void OnSent(const VersionSink* sink);
@@ -45,6 +48,7 @@ class FollowedSeries {
   };
 
   void Add(Followers::Environment environment);
+  Followers& Of(const WeightSeries& series) const;
   size_t readers() const;
   void Show();
 

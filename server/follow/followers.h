@@ -81,6 +81,9 @@ class Followers {
     uint32_t most_tags = 0;
   };
   VersionList List() const;
+  const std::shared_ptr<const WeightVersion>& newest() const {
+    return readers_.history().newest;
+  }  // nullptr: there is none
   // Before anything else, once nobody else writes to the run's folder: what it has on the disk.
   void LoadTags() { tags_->Load(); }
   // How many versions have names in memory alone, and would go with it.

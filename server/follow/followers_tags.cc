@@ -72,7 +72,7 @@ void Followers::EndMaking(const absl::Status& why) {
 }
 
 Followers::VersionList Followers::List() const {
-  VersionList list{.newest = readers_.history().newest, .most_tags = environment_.spec->follow->tags};
+  VersionList list{.newest = newest(), .most_tags = environment_.spec->follow->tags};
   for (const auto& [name, entry] : tags_->entries()) list.tags.push_back(entry.tag);
   return list;
 }

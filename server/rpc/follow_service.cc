@@ -74,7 +74,12 @@ grpc::ServerUnaryReactor* FollowService::ListVersions(grpc::CallbackServerContex
     call.Finish(run.status());
     return call.reactor;
   }
-  (*run)->ListVersions([call, response](const auto& list) mutable {
+  const auto series = ToSeries(*request, (*run)->spec());
+  if (!series.ok()) {
+    call.Finish(series.status());
+    return call.reactor;
+  }
+  (*run)->ListVersions(*series, [call, response](const auto& list) mutable {
     if (list.ok()) *response = FromVersions(*list);
     call.Finish(list.status());
   });

@@ -122,7 +122,7 @@ class Run final : public VersionSource {
   // Likewise, of versions that have names; without weights there may be names of earlier ones.
   void TagVersion(Followers::TagOrder order, TagKeeper::Done done);
   void UntagVersion(std::string name, absl::AnyInvocable<void(absl::Status)> done);
-  void ListVersions(absl::AnyInvocable<void(absl::StatusOr<Followers::VersionList>)> done);
+  void ListVersions(WeightSeries series, absl::AnyInvocable<void(absl::StatusOr<Followers::VersionList>)> done);
   void OnVersionSent(std::shared_ptr<VersionSink> sink) override;
   void OnFollowerGone(std::shared_ptr<VersionSink> sink) override;
 

@@ -102,11 +102,11 @@ void Run::UntagVersion(std::string name, absl::AnyInvocable<void(absl::Status)> 
   });
 }
 
-void Run::ListVersions(absl::AnyInvocable<void(absl::StatusOr<Followers::VersionList>)> done) {
-  Post([this, done = std::move(done)]() mutable {
+void Run::ListVersions(WeightSeries series, absl::AnyInvocable<void(absl::StatusOr<Followers::VersionList>)> done) {
+  Post([this, series, done = std::move(done)]() mutable {
     if (ended_) return done(Gone());
     if (followers_ == nullptr) return done(Unfollowed());
-    done(followers_->weights().List());
+    done(followers_->List(series));
   });
 }
 

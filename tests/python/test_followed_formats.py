@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import ballast
-from daemon import BINARY, Daemon
+from daemon import BINARY, Daemon, Daemons
 from models import perceptron, same_bits, weights_of
 from side_by_side import side_by_side
 
@@ -29,6 +29,12 @@ def one() -> Iterator[Daemon]:
         yield started
 
 
+@pytest.fixture(params=[1, 3], ids=["one daemon", "three daemons"])
+def some(request: pytest.FixtureRequest) -> Iterator[Daemons]:
+    with Daemons(request.param) as started:
+        yield started
+
+
 def begun(format: str = "fp32") -> nn.Module:
     """Weights that bf16 has, in that format where torch computes in it."""
     module = perceptron(1).to(torch.bfloat16)
@@ -40,7 +46,7 @@ def serving(format: str) -> dict[str, str]:
     return {} if format == "bf16" else {"serving": format}
 
 
-def optimizer_of(module: nn.Module, one: Daemon, run: str, **options: Any) -> ballast.AdamW:
+def optimizer_of(module: nn.Module, one: Daemon | Daemons, run: str, **options: Any) -> ballast.AdamW:
     return ballast.AdamW(module.named_parameters(), lr=1e-3, server=one.server, run=run, **options)
 
 
@@ -68,7 +74,7 @@ def assert_same(version: ballast.Version, twin: nn.Module) -> None:
 class Twins:
     """A run that is followed in formats, and for each format one that serves it, of the same gradients."""
 
-    def __init__(self, stack: ExitStack, one: Daemon, run: str, formats: tuple[str, ...], **options: Any):
+    def __init__(self, stack: ExitStack, one: Daemon | Daemons, run: str, formats: tuple[str, ...], **options: Any):
         follow = ballast.Follow(formats=formats)
         self.where: dict[str, Any] = {"server": one.server, "run": run}
         self.trained = begun()
@@ -93,9 +99,9 @@ class Twins:
         return self._stack.enter_context(ballast.Subscriber(**self.where, format=format))
 
 
-def test_readers_get_what_runs_serve_that_have_their_formats(one: Daemon) -> None:
+def test_readers_get_what_runs_serve_that_have_their_formats(some: Daemons) -> None:
     with ExitStack() as stack:
-        twins = Twins(stack, one, "formats", FORMATS)
+        twins = Twins(stack, some, "formats", FORMATS)
         twins.step(1)
         readers, served = {format: twins.reader(format) for format in FORMATS}, twins.reader()
         for step in range(1, 7):
@@ -106,9 +112,10 @@ def test_readers_get_what_runs_serve_that_have_their_formats(one: Daemon) -> Non
                 assert_same(reach(reader, step), twins.of_format[format])
 
 
-def test_they_go_back_with_the_run_and_may_come_again(one: Daemon) -> None:
+def test_they_go_back_with_the_run_and_may_come_again(some: Daemons) -> None:
+    generation = 1 + len(some.each)  # that of each daemon, less one, and one
     with ExitStack() as stack:
-        twins = Twins(stack, one, "formats-back", ("bf16", "int8-row"), snapshots=2, snapshot_every=2)
+        twins = Twins(stack, some, "formats-back", ("bf16", "int8-row"), snapshots=2, snapshot_every=2)
         for step in range(1, 6):
             twins.step(step)
         readers = {format: twins.reader(format) for format in twins.of_format}
@@ -116,11 +123,11 @@ def test_they_go_back_with_the_run_and_may_come_again(one: Daemon) -> None:
             reach(reader, 5)
         twins.rewind(to=4)
         for format, reader in readers.items():
-            assert_same(reach(reader, 4, generation=2), twins.of_format[format])
-            assert_same(reach(twins.reader(format), 4, generation=2), twins.of_format[format])
+            assert_same(reach(reader, 4, generation), twins.of_format[format])
+            assert_same(reach(twins.reader(format), 4, generation), twins.of_format[format])
         twins.step(5)
         for format, reader in readers.items():
-            assert_same(reach(reader, 5, generation=2), twins.of_format[format])
+            assert_same(reach(reader, 5, generation), twins.of_format[format])
 
 
 def test_a_module_in_bfloat16_follows_a_run_in_float32(one: Daemon) -> None:

@@ -111,9 +111,9 @@ absl::StatusOr<HeldSubscriber::Timeline> DaemonSubscriber::Now() {
   if (auto s = AskNow(connection_->admin(), &v1::AdminService::Stub::GetRun, v1::GetRunRequest(), &run); !s.ok()) {
     return s;
   }
-  if (auto s =
-          AskNow(connection_->follow(), &v1::FollowService::Stub::ListVersions, v1::ListVersionsRequest(), &versions);
-      !s.ok()) {
+  v1::ListVersionsRequest of_series;
+  of_series.set_format(subscription_.format);
+  if (auto s = AskNow(connection_->follow(), &v1::FollowService::Stub::ListVersions, of_series, &versions); !s.ok()) {
     return s;
   }
   Timeline now{.generation = run.status().generation()};

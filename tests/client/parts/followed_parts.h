@@ -14,19 +14,35 @@ namespace ballast {
 
 constexpr uint32_t kDozen = 12;
 
-inline Training FollowedDozen(const std::string& serving = "", uint32_t world = 1) {
+// How a run is served, and its readers follow it: "" as it is served.
+struct ServedAndFollowed {
+  std::string serving = {}, format = {};
+};
+
+inline Training FollowedDozen(const ServedAndFollowed& formats = {}, uint32_t world = 1) {
   Training training{.spec = DozenTensors(), .world = world};
   training.spec.set_ranks(world);
-  training.spec.mutable_groups(0)->set_serving(serving);
+  training.spec.mutable_groups(0)->set_serving(formats.serving);
   training.spec.mutable_follow();
+  if (!formats.format.empty()) training.spec.mutable_follow()->add_formats(formats.format);
   training.spec.mutable_rewind()->set_snapshots(3);
   training.spec.mutable_rewind()->set_every(2);
   return training;
 }
 
-inline std::unique_ptr<Subscriber> FollowParts(const std::string& server, bool marks_changed = false) {
+// The same steps, of a run that serves what the readers of this one follow.
+inline Training ServedAsFollowed(Training training) {
+  v1::FollowSpec* const follow = training.spec.mutable_follow();
+  if (follow->formats().empty()) return training;
+  training.spec.mutable_groups(0)->set_serving(follow->formats(0));
+  follow->clear_formats();
+  return training;
+}
+
+inline std::unique_ptr<Subscriber> FollowParts(const std::string& server, const std::string& format = "",
+                                               bool marks_changed = false) {
   auto reader = Subscriber::Open({.server = server, .log = [](const std::string&) {}},
-                                 {.run_id = "dozen", .marks_changed = marks_changed});
+                                 {.run_id = "dozen", .marks_changed = marks_changed, .format = format});
   EXPECT_TRUE(reader.ok()) << reader.status();
   return reader.ok() ? *std::move(reader) : nullptr;
 }

@@ -21,17 +21,20 @@ namespace {
 
 using ::testing::HasSubstr;
 
-class PartsFollowTest : public ::testing::TestWithParam<const char*> {};
+class PartsFollowTest : public ::testing::TestWithParam<ServedAndFollowed> {};
 
 TEST_P(PartsFollowTest, EachVersionIsWhatAPullBringsAndWhatOneDaemonGives) {
-  const Training training = FollowedDozen(GetParam());
+  Training training = FollowedDozen(GetParam());
+  training.steps = 6;
+  const std::vector<ServedBits> pulled = BitsOfSteps(ServedAsFollowed(training));
   const Daemons daemons(3), alone(1);
   PartsRank rank(daemons.addresses(), training, 0), same(alone.addresses(), training, 0);
   ASSERT_EQ(rank.Join(), absl::OkStatus());
   ASSERT_EQ(same.Join(), absl::OkStatus());
-  const auto reader = FollowParts(daemons.addresses()), other = FollowParts(alone.addresses());
+  const std::string& format = GetParam().format;
+  const auto reader = FollowParts(daemons.addresses(), format), other = FollowParts(alone.addresses(), format);
   ASSERT_TRUE(reader != nullptr && other != nullptr);
-  for (int step = 0; step <= 6; ++step) {
+  for (int step = 0; step <= training.steps; ++step) {
     if (step > 0) rank.Train(step, step);
     if (step > 0) same.Train(step, step);
     const FollowedVersion version = Reach(*reader, static_cast<uint64_t>(step));
@@ -44,7 +47,7 @@ TEST_P(PartsFollowTest, EachVersionIsWhatAPullBringsAndWhatOneDaemonGives) {
     EXPECT_EQ(version.whole_bytes, wanted.whole_bytes);
     EXPECT_EQ(version.received_bytes, wanted.received_bytes);
     EXPECT_LT(version.StalenessSeconds(), kSoonS);
-    EXPECT_TRUE(Here(*reader) == Pulled(rank.client(), training.spec)) << step;
+    EXPECT_TRUE(Here(*reader) == pulled[static_cast<size_t>(step)]) << step;
     EXPECT_TRUE(Here(*reader) == Here(*other)) << step;
   }
 }
@@ -53,14 +56,14 @@ TEST_P(PartsFollowTest, EachVersionIsWhatAPullBringsAndWhatOneDaemonGives) {
 TEST_P(PartsFollowTest, WhileTwoRanksTrainEveryVersionIsOfOneStep) {
   Training training = FollowedDozen(GetParam(), /*world=*/2);
   training.steps = 40;
-  const std::vector<ServedBits> wanted = BitsOfSteps(training);
+  const std::vector<ServedBits> wanted = BitsOfSteps(ServedAsFollowed(training));
   const Daemons daemons(3);
   std::vector<std::unique_ptr<PartsRank>> ranks;
   for (uint32_t r = 0; r < 2; ++r) {
     ranks.push_back(std::make_unique<PartsRank>(daemons.addresses(), training, r));
     ASSERT_EQ(ranks.back()->Join(), absl::OkStatus());
   }
-  const auto reader = FollowParts(daemons.addresses(), /*marks_changed=*/true);
+  const auto reader = FollowParts(daemons.addresses(), GetParam().format, /*marks_changed=*/true);
   ASSERT_NE(reader, nullptr);
   std::vector<std::thread> threads;
   for (auto& rank : ranks) threads.emplace_back([&rank, &training] { rank->Train(1, training.steps); });
@@ -72,13 +75,13 @@ TEST_P(PartsFollowTest, WhileTwoRanksTrainEveryVersionIsOfOneStep) {
     for (uint32_t i = 0; i < kDozen; ++i) {
       std::string& bytes = patched[i];
       const uint64_t count = reader->CountChanged(i).value();
+      const size_t size = reader->spec().tensors(static_cast<int>(i)).dtype() == "bf16" ? 2 : 4;
       std::vector<int64_t> places(count);
-      std::vector<float> values(count);
-      const auto room = absl::MakeSpan(reinterpret_cast<std::byte*>(values.data()), count * sizeof(float));
-      ASSERT_EQ(reader->ReadChanged(i, absl::MakeSpan(places), room), absl::OkStatus());
-      if (bytes.empty()) bytes.resize(count * sizeof(float));
+      std::vector<std::byte> values(count * size);
+      ASSERT_EQ(reader->ReadChanged(i, absl::MakeSpan(places), absl::MakeSpan(values)), absl::OkStatus());
+      if (bytes.empty()) bytes.resize(values.size());
       for (size_t k = 0; k < count; ++k) {
-        std::memcpy(bytes.data() + static_cast<size_t>(places[k]) * sizeof(float), &values[k], sizeof(float));
+        std::memcpy(bytes.data() + static_cast<size_t>(places[k]) * size, values.data() + k * size, size);
       }
       std::string read(bytes.size(), '\0');
       ASSERT_EQ(reader->Read(i, absl::MakeSpan(reinterpret_cast<std::byte*>(read.data()), read.size())),
@@ -89,19 +92,25 @@ TEST_P(PartsFollowTest, WhileTwoRanksTrainEveryVersionIsOfOneStep) {
   for (std::thread& thread : threads) thread.join();
 }
 
-INSTANTIATE_TEST_SUITE_P(Servings, PartsFollowTest, ::testing::Values("fp32", "bf16", "int8-row"),
-                         [](const auto& test) { return InTestName(test.param); });
+INSTANTIATE_TEST_SUITE_P(Formats, PartsFollowTest,
+                         ::testing::Values(ServedAndFollowed{"fp32"}, ServedAndFollowed{"bf16"},
+                                           ServedAndFollowed{"int8-row"}, ServedAndFollowed{"fp32", "bf16"},
+                                           ServedAndFollowed{"fp32", "int8-row"}, ServedAndFollowed{"bf16", "fp32"}),
+                         [](const auto& test) {
+                           const std::string& format = test.param.format;
+                           return InTestName(test.param.serving + (format.empty() ? "" : "In" + format));
+                         });
 
 // A run on three daemons after step 7, and a reader of it.
 class PartsRewindTest : public ::testing::Test {
  protected:
-  void Begin(const std::string& serving) {
-    Training training = FollowedDozen(serving);
+  void Begin(const ServedAndFollowed& formats) {
+    Training training = FollowedDozen(formats);
     training.steps = 8;
-    wanted_ = BitsOfSteps(training);
+    wanted_ = BitsOfSteps(ServedAsFollowed(training));
     rank_.emplace(daemons_.addresses(), training, 0);
     ASSERT_EQ(rank_->Join(), absl::OkStatus());
-    reader_ = FollowParts(daemons_.addresses());
+    reader_ = FollowParts(daemons_.addresses(), formats.format);
     ASSERT_NE(reader_, nullptr);
     rank_->Train(1, 7);
     Reach(*reader_, 7);
@@ -118,6 +127,15 @@ class PartsRewindTest : public ::testing::Test {
     EXPECT_EQ(Reach(*reader_, 8, generation).step, 8u);
     EXPECT_TRUE(Here(*reader_) == wanted_[8]);
   }
+  void GoBackAndOn() {
+    ASSERT_NO_FATAL_FAILURE(GoBackTo4(rank_->client()));
+    const FollowedVersion back = Reach(*reader_, 4, /*generation=*/4);
+    EXPECT_EQ(back.step, 4u);
+    EXPECT_TRUE(Here(*reader_) == wanted_[4]);
+    GoOnTo8(/*generation=*/4);
+    EXPECT_EQ(rank_->client().GetRun("dozen")->status().generation(),
+              4u);  // a step that none has begun is not begun anew
+  }
 
   const Daemons daemons_{3};
   std::vector<ServedBits> wanted_;  // by step
@@ -126,17 +144,18 @@ class PartsRewindTest : public ::testing::Test {
 };
 
 TEST_F(PartsRewindTest, ReadersGoBackWithTheRun) {
-  ASSERT_NO_FATAL_FAILURE(Begin("bf16"));
-  ASSERT_NO_FATAL_FAILURE(GoBackTo4(rank_->client()));
-  const FollowedVersion back = Reach(*reader_, 4, /*generation=*/4);
-  EXPECT_EQ(back.step, 4u);
-  EXPECT_TRUE(Here(*reader_) == wanted_[4]);
-  GoOnTo8(/*generation=*/4);
+  ASSERT_NO_FATAL_FAILURE(Begin({"bf16"}));
+  GoBackAndOn();
+}
+
+TEST_F(PartsRewindTest, ReadersInAnotherFormatGoBackWithTheRun) {
+  ASSERT_NO_FATAL_FAILURE(Begin({"fp32", "bf16"}));
+  GoBackAndOn();
 }
 
 // By an operator who names one daemon alone: the trainer takes the others back, too.
 TEST_F(PartsRewindTest, WhereOneDaemonWasRewoundReadersWaitForTheOthers) {
-  ASSERT_NO_FATAL_FAILURE(Begin(""));
+  ASSERT_NO_FATAL_FAILURE(Begin({}));
   ASSERT_NO_FATAL_FAILURE(GoBackTo4(*OpenClient(daemons_[1].address())));
   const auto none = reader_->Next(0.5);
   ASSERT_TRUE(none.ok()) << none.status();
@@ -147,7 +166,7 @@ TEST_F(PartsRewindTest, WhereOneDaemonWasRewoundReadersWaitForTheOthers) {
 }
 
 TEST(PartsFollowDaemonsTest, AReaderThatIsCutAgainAndAgainKeepsUp) {
-  Training training = FollowedDozen("bf16");
+  Training training = FollowedDozen({"bf16"});
   training.steps = 10;
   const std::vector<ServedBits> wanted = BitsOfSteps(training);
   const Daemons daemons(2);
@@ -239,8 +258,9 @@ TEST(PartsFollowDaemonsTest, WhatCannotBeFollowedIsRefusedByName) {
   };
   EXPECT_THAT(refused(b), HasSubstr("the daemon at " + b + " has part 1 of 2 of run 'dozen' alone: name all daemons"));
   EXPECT_THAT(refused(b + "," + a), HasSubstr("in the same order"));
-  EXPECT_THAT(refused(a + "," + b, "bf16"),
-              HasSubstr("format 'bf16' of run 'dozen', which is on several daemons, cannot be followed"));
+  EXPECT_THAT(
+      refused(a + "," + b, "bf16"),
+      HasSubstr("run 'dozen' at " + a + " cannot be followed in format 'bf16': readers may follow it as it is served"));
   RealDaemon relay(RelayOf(a, {"dozen"}));
   EXPECT_THAT(refused(relay.address()), HasSubstr("is on several daemons, and a relay has runs of one"));
   const auto created = [&](const auto& set) {
@@ -256,8 +276,6 @@ TEST(PartsFollowDaemonsTest, WhatCannotBeFollowedIsRefusedByName) {
                 spec->mutable_follow()->set_averages(true);
               }),
               HasSubstr("follow.averages is set, and the run is on several daemons"));
-  EXPECT_THAT(created([](v1::RunSpec* spec) { spec->mutable_follow()->add_formats("bf16"); }),
-              HasSubstr("follow.formats is set, and the run is on several daemons"));
 }
 
 }  // namespace

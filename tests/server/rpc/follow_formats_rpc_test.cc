@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <iterator>
+#include <set>
 
 #include "absl/strings/str_cat.h"
 
@@ -58,6 +59,20 @@ TEST_F(FollowFormatsRpcTest, AFormatIsWhatARunBringsThatServesIt) {
     }
   }
   EXPECT_GT(readers["bf16"]->changed_chunks, 0u);
+  const auto newest = [this](const std::string& format) {
+    v1::ListVersionsRequest request;
+    request.set_run_id("r1");
+    request.set_format(format);
+    v1::ListVersionsResponse answer;
+    grpc::ClientContext context;
+    EXPECT_TRUE(follow_->ListVersions(&context, request, &answer).ok()) << format;
+    return answer.newest();
+  };
+  std::set<uint64_t> epochs = {newest("").epoch()};
+  for (const auto& [format, reader] : readers) {
+    EXPECT_EQ(newest(format).step(), 4u) << format;
+    EXPECT_TRUE(epochs.insert(newest(format).epoch()).second) << format;
+  }
   EXPECT_EQ(Status("r1").follow().readers(), 1 + std::size(kFormats));
 }
 
