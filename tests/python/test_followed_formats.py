@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -209,6 +210,8 @@ def test_ballastctl_writes_it(one: Daemon, tmp_path: Path) -> None:
             assert loaded[name].dtype == torch.bfloat16 and torch.equal(loaded[name], weights), name
         wrong = subprocess.run([*command, "--format", "fp16"], capture_output=True, text=True, timeout=LONG_S)
         assert wrong.returncode != 0 and "or in bf16" in wrong.stderr
+        told = subprocess.run([*command[:3], "run", "formats-files"], capture_output=True, text=True, timeout=LONG_S)
+        assert re.search(r"^in formats +as served, bf16$", told.stdout, re.MULTILINE), told.stdout
 
 
 def test_what_cannot_be_followed_is_refused_by_name(one: Daemon) -> None:

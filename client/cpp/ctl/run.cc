@@ -8,7 +8,7 @@
 namespace ballast::ctl {
 namespace {
 
-void PrintProgress(const v1::RunStatus& run, bool keeps_snapshots, std::ostream& out) {
+void PrintProgress(const v1::RunStatus& run, const v1::RunSpec& spec, std::ostream& out) {
   Table table({Table::kLeft, Table::kLeft});
   table.Row({"run", absl::StrCat(run.run_id(), ", ", StateText(run))});
   if (!run.failure().empty()) table.Row({run.state() == v1::RUN_STATE_FAILED ? "lost" : "stopped", run.failure()});
@@ -29,7 +29,7 @@ void PrintProgress(const v1::RunStatus& run, bool keeps_snapshots, std::ostream&
     const bool first = &rank == &run.awaited(0);
     table.Row({first ? absl::StrCat("step ", run.step() + 1, " awaits") : "", AwaitedText(rank)});
   }
-  if (keeps_snapshots) {
+  if (spec.has_rewind()) {
     const std::string kept = run.snapshot_steps().empty() ? "none yet" : absl::StrJoin(run.snapshot_steps(), ", ");
     table.Row({"snapshots", absl::StrCat(kept, "; rewound ", run.rewinds(), " times")});
   }
@@ -38,6 +38,9 @@ void PrintProgress(const v1::RunStatus& run, bool keeps_snapshots, std::ostream&
     if (!run.durability().restored().empty()) table.Row({"read back", run.durability().restored()});
   }
   if (run.has_follow()) table.Row({"followers", FollowText(run.follow())});
+  if (!spec.follow().formats().empty()) {
+    table.Row({"in formats", absl::StrCat("as served, ", absl::StrJoin(spec.follow().formats(), ", "))});
+  }
   if (run.follow().tags() > 0) {
     table.Row({"names", absl::StrCat(run.follow().tags(), " versions, ", Bytes(run.follow().tag_bytes()))});
   }
@@ -108,7 +111,7 @@ int PrintRun(const Invocation& invocation) {
     PrintRelayed(run->status(), invocation.out);
     return kOk;
   }
-  PrintProgress(run->status(), run->spec().has_rewind(), invocation.out);
+  PrintProgress(run->status(), run->spec(), invocation.out);
   PrintMemory(run->status(), run->spec(), invocation.out);
   PrintLayers(run->status(), invocation.out);
   return kOk;
