@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 import ballast
@@ -59,6 +60,14 @@ def test_onednn_is_taken_only_where_its_sums_are_exact() -> None:
     assert int8.is_exact(int8._cpu_product())
     assert not int8.is_exact(lambda x, y: int8.by_fp32(x, y) + 1)
     assert not int8.is_exact(lambda x, y: torch.ops.onednn.no_such_product(x, y))
+
+
+def test_tensors_without_values_have_products_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(int8, "_chosen", [int8.by_onednn])  # as where it is exact
+    a, b = torch.empty(3, 16, dtype=torch.int8), torch.empty(16, 8, dtype=torch.int8)
+    assert int8.matmul(a.to("meta"), b.to("meta")).shape == (3, 8)
+    with FakeTensorMode() as fake:
+        assert int8.matmul(fake.from_tensor(a), fake.from_tensor(b)).shape == (3, 8)
 
 
 # --- codes -------------------------------------------------------------------------------------------------------------
