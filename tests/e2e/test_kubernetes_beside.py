@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 
+import kustomize
 import pytest
 import yaml
 from daemon import ROOT
@@ -92,8 +93,13 @@ def test_rules_have_the_label_that_is_asked_for():
     assert subprocess.run([script, "--label", "a b"], capture_output=True, env=os.environ).returncode == 2
 
 
+def scraped(name: str) -> dict[str, dict]:
+    """By kind, what is made for a Prometheus that watches the pods of this name."""
+    return {d["kind"]: d for d in monitoring() if d["metadata"]["labels"].get("app.kubernetes.io/name") == name}
+
+
 def test_what_is_scraped_is_what_the_alerts_look_at(built):
-    kinds = {document["kind"]: document for document in monitoring()}
+    kinds = scraped("ballast")
     [endpoint] = kinds["ServiceMonitor"]["spec"]["endpoints"]
     service = built.kinds["Service"]
     assert kinds["ServiceMonitor"]["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
@@ -111,3 +117,19 @@ def test_what_is_scraped_is_what_the_alerts_look_at(built):
     assert policy["metadata"]["name"] != built.kinds["NetworkPolicy"]["metadata"]["name"]
     assert policy["spec"]["podSelector"] == built.kinds["NetworkPolicy"]["spec"]["podSelector"]
     assert [rule["ports"] for rule in policy["spec"]["ingress"]] == [[{"port": 9464}]]
+
+
+def test_so_are_relays():
+    kinds = scraped("ballast-relay")
+    relays = {document["kind"]: document for document in kustomize.build(FOLDER / "overlays" / "relays")}
+    [endpoint] = kinds["ServiceMonitor"]["spec"]["endpoints"]
+    of_daemons = scraped("ballast")["ServiceMonitor"]["spec"]["endpoints"][0]
+    assert {**endpoint, "relabelings": of_daemons["relabelings"]} == of_daemons
+    assert endpoint["relabelings"] == [{"action": "replace", "replacement": "ballast", "targetLabel": "job"}]
+    service = relays["Service"]
+    assert kinds["ServiceMonitor"]["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+    policy = kinds["NetworkPolicy"]
+    assert policy["spec"]["podSelector"] == relays["NetworkPolicy"]["spec"]["podSelector"]
+    assert [rule["ports"] for rule in policy["spec"]["ingress"]] == [[{"port": 9464}]]
+    assert {kinds[kind]["metadata"]["namespace"] for kind in kinds} == {service["metadata"]["namespace"]}
