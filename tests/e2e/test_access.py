@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from daemon import BALLASTCTL, BALLASTD, Daemon, plain_environment, until
+from daemon import BALLASTCTL, BALLASTD, Daemon, Daemons, plain_environment, until
 from pki import Pki
 
 TRAINER = """
@@ -125,6 +125,35 @@ def test_a_dashboard_sees_and_does_not_touch(daemon, operator):
     assert ctl(daemon, admin, "delete", "shown").returncode == 0
     audited = [line for line in daemon.log.read_text().splitlines() if '"audit"' in line]
     assert len(audited) == 1 and '"grant":"operator"' in audited[0] and '"method":"DeleteRun"' in audited[0]
+
+
+FOLLOWED_TRAINER = """
+import sys, torch, ballast
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(40, 30), torch.nn.Linear(30, 20))
+with ballast.AdamW(model.named_parameters(), lr=1e-3, server=sys.argv[1], run="parts", follow=True) as opt:
+    for step in range(3):
+        model(torch.ones(8, 40)).square().mean().backward()
+        opt.step()
+"""
+
+
+def test_a_reader_of_several_daemons_brings_its_token_to_each(tmp_path, operator):
+    trainer, reader = operator.give("trainer", "parts", "push"), operator.give("reader", "parts", "pull")
+    watcher = operator.give("watcher", "parts", "observe")
+    flags = ["--listen", "unix:{folder}/grpc", "--access", str(operator.file), "--shm_socket", "{folder}/s/"]
+    with Daemons(tmp_path, 2, *flags) as daemons:
+        environment = plain_environment() | {"BALLAST_TOKEN_FILE": str(trainer)}
+        command = [sys.executable, "-c", FOLLOWED_TRAINER, daemons.server]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+        assert done.returncode == 0, done.stderr
+        follow = ["follow", "parts", "--versions", "1", "--out", str(tmp_path / "read")]
+        read = ctl(daemons, reader, *follow)
+        assert read.returncode == 0, read.stderr
+        assert [file.name for file in (tmp_path / "read").iterdir()] == ["step-3.safetensors"]
+        refused = ctl(daemons, watcher, *follow)
+        assert refused.returncode == 1 and "wants pull on run 'parts'" in refused.stderr
+        assert "grant 'watcher' gives observe" in refused.stderr
 
 
 def test_a_token_is_replaced_while_its_trainer_goes_on(daemon, operator):
