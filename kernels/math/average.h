@@ -27,9 +27,11 @@ BALLAST_FN Words<V> AverageMoved(typename V::F a, typename V::F w, float pull, c
   const auto sum = V::Add(a, move);
   const auto moved = V::Sub(sum, a);  // what is lost: Knuth, The Art of Computer Programming, 4.2.2, theorem B
   const auto lost = V::Add(V::Sub(a, V::Sub(sum, moved)), V::Sub(move, moved));
-  // The next number that way, which it becomes as often as the loss is a part of the gap.
+  // The next number that way, which it becomes as often as the loss is a part of the gap. Where nothing is lost, it is the sum
+  // itself: the gap beside a zero is subnormal, and a CPU takes a hundred cycles for each operation on it.
   const auto away = V::template ShiftRightSigned<31>(V::Xor(V::Bits(lost), V::Bits(sum)));  // -1: towards zero
-  const auto next = V::AddBits(V::Bits(sum), V::Or(away, V::SetBits(1)));
+  const auto loses = V::Less(V::Set(0), V::Abs(lost));
+  const auto next = V::AddBits(V::Bits(sum), V::SelectBits(loses, V::Or(away, V::SetBits(1)), V::SetBits(0)));
   const auto gap = V::Abs(V::Sub(V::FromBits(next), sum));
   const auto chance = Uniform<V>(V::And(random, V::SetBits(0xffff)));
   const auto rounded = V::SelectBits(V::Less(V::Mul(chance, gap), V::Abs(lost)), next, V::Bits(sum));
