@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -31,33 +32,45 @@ std::optional<uint64_t> TakeCount(absl::string_view* from) {
   return std::nullopt;
 }
 
-uint64_t CodeAt(const std::byte* codes, size_t index, size_t width) {
+// Calls `visit` with the width as a constant, so that a code is read in one instruction.
+template <typename Visit>
+auto WithWidth(size_t width, const Visit& visit) {
+  if (width == 1) return visit(std::integral_constant<size_t, 1>());
+  if (width == 2) return visit(std::integral_constant<size_t, 2>());
+  return visit(std::integral_constant<size_t, 4>());
+}
+
+template <size_t kWidth>
+uint64_t CodeAt(const std::byte* codes, size_t index) {
   uint64_t code = 0;
-  std::memcpy(&code, codes + index * width, width);
+  std::memcpy(&code, codes + index * kWidth, kWidth);
   return code;
 }
 
 // What takes the old code to the new one, as a count that is small where they are near.
-uint64_t Difference(uint64_t before, uint64_t after, size_t width) {
-  const auto unused = static_cast<int>(64 - 8 * width);
-  const auto signed_difference = static_cast<int64_t>((after - before) << unused) >> unused;
+template <size_t kWidth>
+uint64_t Difference(uint64_t before, uint64_t after) {
+  constexpr auto kUnused = static_cast<int>(64 - 8 * kWidth);
+  const auto signed_difference = static_cast<int64_t>((after - before) << kUnused) >> kUnused;
   return static_cast<uint64_t>(signed_difference) << 1 ^ static_cast<uint64_t>(signed_difference >> 63);
 }
 
 uint64_t Moved(uint64_t before, uint64_t difference) { return before + (difference >> 1 ^ (0 - (difference & 1))); }
 
 // A bit for each element: whether it has changed.
-std::vector<uint64_t> FindChanged(absl::Span<const std::byte> before, absl::Span<const std::byte> after, size_t width) {
-  const size_t elements = before.size() / width, in_word = 8 / width;
+template <size_t kWidth>
+std::vector<uint64_t> FindChanged(absl::Span<const std::byte> before, absl::Span<const std::byte> after) {
+  constexpr size_t kInWord = 8 / kWidth;
+  const size_t elements = before.size() / kWidth;
   std::vector<uint64_t> changed((elements + 63) / 64);
   const auto look = [&](size_t i) {
-    const bool differs = CodeAt(before.data(), i, width) != CodeAt(after.data(), i, width);
+    const bool differs = CodeAt<kWidth>(before.data(), i) != CodeAt<kWidth>(after.data(), i);
     changed[i / 64] |= uint64_t{differs} << (i % 64);
   };
   size_t i = 0;
-  for (; i + in_word <= elements; i += in_word) {
-    if (CodeAt(before.data() + i * width, 0, 8) == CodeAt(after.data() + i * width, 0, 8)) continue;
-    for (size_t k = i; k < i + in_word; ++k) look(k);
+  for (; i + kInWord <= elements; i += kInWord) {
+    if (CodeAt<8>(before.data() + i * kWidth, 0) == CodeAt<8>(after.data() + i * kWidth, 0)) continue;
+    for (size_t k = i; k < i + kInWord; ++k) look(k);
   }
   for (; i < elements; ++i) look(i);
   return changed;
@@ -92,13 +105,14 @@ struct Sizes {
   uint64_t gaps = 0, runs = 0, differences = 0;
 };
 
-Sizes SizesOf(const std::vector<uint64_t>& changed, const std::byte* before, const std::byte* after, size_t width) {
+template <size_t kWidth>
+Sizes SizesOf(const std::vector<uint64_t>& changed, const std::byte* before, const std::byte* after) {
   Sizes sizes;
   uint64_t past = 0;
   ForEachBit(changed, [&](uint64_t i) {
     sizes.gaps += CountBytes(i - past);
     past = i + 1;
-    sizes.differences += CountBytes(Difference(CodeAt(before, i, width), CodeAt(after, i, width), width));
+    sizes.differences += CountBytes(Difference<kWidth>(CodeAt<kWidth>(before, i), CodeAt<kWidth>(after, i)));
   });
   ForEachRun(changed,
              [&](uint64_t skipped, uint64_t length) { sizes.runs += CountBytes(skipped) + CountBytes(length - 1); });
@@ -128,13 +142,14 @@ void PutPositions(const std::vector<uint64_t>& changed, uint64_t elements, Chang
   }
 }
 
-void PutValues(const std::vector<uint64_t>& changed, const std::byte* before, const std::byte* after, size_t width,
+template <size_t kWidth>
+void PutValues(const std::vector<uint64_t>& changed, const std::byte* before, const std::byte* after,
                Changes* changes) {
   ForEachBit(changed, [&](uint64_t i) {
     if (changes->value_coding == ValueCoding::kCodes) {
-      changes->values.append(reinterpret_cast<const char*>(after) + i * width, width);
+      changes->values.append(reinterpret_cast<const char*>(after) + i * kWidth, kWidth);
     } else {
-      PutCount(Difference(CodeAt(before, i, width), CodeAt(after, i, width), width), &changes->values);
+      PutCount(Difference<kWidth>(CodeAt<kWidth>(before, i), CodeAt<kWidth>(after, i)), &changes->values);
     }
   });
 }
@@ -194,17 +209,15 @@ absl::Status Malformed(absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("changes of weights are malformed: ", what));
 }
 
-}  // namespace
-
-FoundChanges FindChanges(absl::Span<const std::byte> before, absl::Span<const std::byte> after, size_t width,
-                         uint64_t most_bytes) {
-  const std::vector<uint64_t> changed = FindChanged(before, after, width);
+template <size_t kWidth>
+FoundChanges Find(absl::Span<const std::byte> before, absl::Span<const std::byte> after, uint64_t most_bytes) {
+  const std::vector<uint64_t> changed = FindChanged<kWidth>(before, after);
   FoundChanges found;
   for (const uint64_t word : changed) found.count += static_cast<uint64_t>(std::popcount(word));
   if (found.count > most_bytes) return found;  // a value takes a byte at least
   if (found.count == 0) return {.changes = Changes{}};
-  const Sizes sizes = SizesOf(changed, before.data(), after.data(), width);
-  const uint64_t bitmap = (before.size() / width + 7) / 8, codes = found.count * width;
+  const Sizes sizes = SizesOf<kWidth>(changed, before.data(), after.data());
+  const uint64_t bitmap = (before.size() / kWidth + 7) / 8, codes = found.count * kWidth;
   Changes changes{.position_coding = sizes.runs < sizes.gaps ? PositionCoding::kRuns : PositionCoding::kGaps,
                   .value_coding = sizes.differences < codes ? ValueCoding::kDifferences : ValueCoding::kCodes,
                   .count = found.count};
@@ -213,39 +226,51 @@ FoundChanges FindChanges(absl::Span<const std::byte> before, absl::Span<const st
   if (positions + values > most_bytes) return found;
   changes.positions.reserve(positions);
   changes.values.reserve(values);
-  PutPositions(changed, before.size() / width, &changes);
-  PutValues(changed, before.data(), after.data(), width, &changes);
+  PutPositions(changed, before.size() / kWidth, &changes);
+  PutValues<kWidth>(changed, before.data(), after.data(), &changes);
   found.changes = std::move(changes);
   return found;
 }
 
-absl::Status ApplyChanges(const ChangesView& changes, size_t width, absl::Span<std::byte> chunk) {
-  const uint64_t elements = chunk.size() / width;
+template <size_t kWidth>
+absl::Status Apply(const ChangesView& changes, absl::Span<std::byte> chunk) {
+  const uint64_t elements = chunk.size() / kWidth;
   if (changes.count > elements) return Malformed("there are more of them than elements");
   if (changes.position_coding == PositionCoding::kAll && (changes.count != elements || !changes.positions.empty())) {
     return Malformed("all elements are said to be there, and are not");
   }
   const bool differences = changes.value_coding == ValueCoding::kDifferences;
-  if (!differences && changes.values.size() != changes.count * width)
+  if (!differences && changes.values.size() != changes.count * kWidth)
     return Malformed("the values' length is not right");
   PositionReader positions(changes);
   absl::string_view values = changes.values;
   for (uint64_t n = 0; n < changes.count; ++n) {
     const auto at = positions.Next(elements);
     if (!at) return Malformed(absl::StrCat("position ", n, " is missing, or past the chunk's end"));
-    std::byte* const place = chunk.data() + *at * width;
+    std::byte* const place = chunk.data() + *at * kWidth;
     if (!differences) {
-      std::memcpy(place, values.data(), width);
-      values.remove_prefix(width);
+      std::memcpy(place, values.data(), kWidth);
+      values.remove_prefix(kWidth);
       continue;
     }
     const auto difference = TakeCount(&values);
     if (!difference) return Malformed(absl::StrCat("value ", n, " is missing"));
-    const uint64_t code = Moved(CodeAt(place, 0, width), *difference);
-    std::memcpy(place, &code, width);
+    const uint64_t code = Moved(CodeAt<kWidth>(place, 0), *difference);
+    std::memcpy(place, &code, kWidth);
   }
   if (!values.empty() || !positions.Done(elements)) return Malformed("something follows the last one");
   return absl::OkStatus();
+}
+
+}  // namespace
+
+FoundChanges FindChanges(absl::Span<const std::byte> before, absl::Span<const std::byte> after, size_t width,
+                         uint64_t most_bytes) {
+  return WithWidth(width, [&](auto constant) { return Find<constant()>(before, after, most_bytes); });
+}
+
+absl::Status ApplyChanges(const ChangesView& changes, size_t width, absl::Span<std::byte> chunk) {
+  return WithWidth(width, [&](auto constant) { return Apply<constant()>(changes, chunk); });
 }
 
 void ForEachChanged(const ChangesView& changes, uint64_t elements, absl::FunctionRef<void(uint64_t place)> each) {
