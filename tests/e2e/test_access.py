@@ -138,10 +138,10 @@ with ballast.AdamW(model.named_parameters(), lr=1e-3, server=sys.argv[1], run="p
 """
 
 
-def test_a_reader_of_several_daemons_brings_its_token_to_each(tmp_path, operator):
+def test_a_reader_brings_its_token_to_each_daemon(tmp_path, operator):
     trainer, reader = operator.give("trainer", "parts", "push"), operator.give("reader", "parts", "pull")
     watcher = operator.give("watcher", "parts", "observe")
-    flags = ["--listen", "unix:{folder}/grpc", "--access", str(operator.file), "--shm_socket", "{folder}/s/"]
+    flags = ["--listen", "unix:{folder}/grpc", "--access", str(operator.file), "--shm_socket", "off"]
     with Daemons(tmp_path, 2, *flags) as daemons:
         environment = plain_environment() | {"BALLAST_TOKEN_FILE": str(trainer)}
         command = [sys.executable, "-c", FOLLOWED_TRAINER, daemons.server]
