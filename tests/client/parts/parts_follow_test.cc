@@ -133,8 +133,8 @@ class PartsRewindTest : public ::testing::Test {
     EXPECT_EQ(back.step, 4u);
     EXPECT_TRUE(Here(*reader_) == wanted_[4]);
     GoOnTo8(/*generation=*/4);
-    EXPECT_EQ(rank_->client().GetRun("dozen")->status().generation(),
-              4u);  // a step that none has begun is not begun anew
+    // A step that none has begun is not begun anew.
+    EXPECT_EQ(rank_->client().GetRun("dozen")->status().generation(), 4u);
   }
 
   const Daemons daemons_{3};
