@@ -12,11 +12,14 @@
 namespace ballast {
 namespace {
 
-size_t CountBytes(uint64_t count) { return count == 0 ? 1 : (static_cast<size_t>(std::bit_width(count)) + 6) / 7; }
+// A seventh of its bits, rounded up, and 1 for 0, without a division.
+size_t CountBytes(uint64_t count) { return (static_cast<size_t>(std::bit_width(count | 1)) * 9 + 64) / 64; }
 
-void PutCount(uint64_t count, std::string* to) {
-  for (; count >= 0x80; count >>= 7) to->push_back(static_cast<char>(count | 0x80));
-  to->push_back(static_cast<char>(count));
+// Returns where it ends.
+char* PutCount(uint64_t count, char* to) {
+  for (; count >= 0x80; count >>= 7) *to++ = static_cast<char>(count | 0x80);
+  *to++ = static_cast<char>(count);
+  return to;
 }
 
 // None: the bytes end in the middle of it, or it has more bits than 64.
@@ -57,47 +60,61 @@ uint64_t Difference(uint64_t before, uint64_t after) {
 
 uint64_t Moved(uint64_t before, uint64_t difference) { return before + (difference >> 1 ^ (0 - (difference & 1))); }
 
+// Of the codes that lie in a word side by side a bit each, the first the lowest: whether it is not 0.
+template <size_t kWidth>
+uint64_t NonZero(uint64_t codes) {
+  constexpr int kBits = 8 * kWidth, kCodes = 8 / kWidth;
+  constexpr uint64_t kLowest = ~uint64_t{0} / (~uint64_t{0} >> (64 - kBits)), kHighest = kLowest << (kBits - 1);
+  // Of a code that is not 0, its highest bit or a carry into that.
+  const uint64_t of_each = (((codes & ~kHighest) + ~kHighest) | codes) & kHighest;
+  // Code k's bit is moved to bit 64 - kCodes + k; no two products meet, so none is carried.
+  uint64_t places = 0;
+  for (int k = 0; k < kCodes; ++k) places |= uint64_t{1} << (64 - kCodes + k - k * kBits);
+  return (of_each >> (kBits - 1)) * places >> (64 - kCodes);
+}
+
 // A bit for each element: whether it has changed.
 template <size_t kWidth>
 std::vector<uint64_t> FindChanged(absl::Span<const std::byte> before, absl::Span<const std::byte> after) {
-  constexpr size_t kInWord = 8 / kWidth;
+  constexpr size_t kTogether = 64, kInWord = 8 / kWidth;
   const size_t elements = before.size() / kWidth;
-  std::vector<uint64_t> changed((elements + 63) / 64);
-  const auto look = [&](size_t i) {
-    const bool differs = CodeAt<kWidth>(before.data(), i) != CodeAt<kWidth>(after.data(), i);
-    changed[i / 64] |= uint64_t{differs} << (i % 64);
-  };
+  std::vector<uint64_t> changed((elements + kTogether - 1) / kTogether);
   size_t i = 0;
-  for (; i + kInWord <= elements; i += kInWord) {
-    if (CodeAt<8>(before.data() + i * kWidth, 0) == CodeAt<8>(after.data() + i * kWidth, 0)) continue;
-    for (size_t k = i; k < i + kInWord; ++k) look(k);
+  for (; i + kTogether <= elements; i += kTogether) {
+    const std::byte *const a = before.data() + i * kWidth, *const b = after.data() + i * kWidth;
+    if (std::memcmp(a, b, kTogether * kWidth) == 0) continue;
+    for (size_t k = 0; k < kTogether; k += kInWord) {
+      changed[i / kTogether] |= NonZero<kWidth>(CodeAt<8>(a + k * kWidth, 0) ^ CodeAt<8>(b + k * kWidth, 0)) << k;
+    }
   }
-  for (; i < elements; ++i) look(i);
+  for (; i < elements; ++i) {
+    const bool differs = CodeAt<kWidth>(before.data(), i) != CodeAt<kWidth>(after.data(), i);
+    changed[i / kTogether] |= uint64_t{differs} << (i % kTogether);
+  }
   return changed;
 }
 
-// Calls `each` with the index of every bit that is set, in order.
-template <typename Each>
-void ForEachBit(const std::vector<uint64_t>& bits, const Each& each) {
+// The indices of the bits that are set, `count` of them. Found once, since a processor guesses the next one wrong.
+std::vector<uint32_t> IndicesOf(const std::vector<uint64_t>& bits, uint64_t count) {
+  std::vector<uint32_t> indices(count);
+  uint32_t* to = indices.data();
   for (size_t word = 0; word < bits.size(); ++word) {
     for (uint64_t left = bits[word]; left != 0; left &= left - 1) {
-      each(word * 64 + static_cast<size_t>(std::countr_zero(left)));
+      *to++ = static_cast<uint32_t>(word * 64 + static_cast<size_t>(std::countr_zero(left)));
     }
   }
+  return indices;
 }
 
-// Calls `each` with every run of bits that are set: the unset ones before it, and its length.
+// Calls `each` with every run of indices that follow each other: the numbers left out before it, and its length.
 template <typename Each>
-void ForEachRun(const std::vector<uint64_t>& bits, const Each& each) {
-  uint64_t begin = 0, end = 0, past = 0;  // of the run in hand, and where the one before it ended
-  ForEachBit(bits, [&](uint64_t i) {
-    if (i == end && end > begin) return void(++end);
-    if (end > begin) each(begin - past, end - begin);
-    if (end > begin) past = end;
-    begin = i;
-    end = i + 1;
-  });
-  if (end > begin) each(begin - past, end - begin);
+void ForEachRun(const std::vector<uint32_t>& indices, const Each& each) {
+  uint64_t past = 0;  // where the run before ended
+  for (size_t first = 0, end = 0; first < indices.size(); first = end) {
+    for (end = first + 1; end < indices.size() && indices[end] == indices[end - 1] + 1; ++end) continue;
+    each(indices[first] - past, end - first);
+    past = indices[end - 1] + uint64_t{1};
+  }
 }
 
 // What each coding takes.
@@ -106,52 +123,52 @@ struct Sizes {
 };
 
 template <size_t kWidth>
-Sizes SizesOf(const std::vector<uint64_t>& changed, const std::byte* before, const std::byte* after) {
+Sizes SizesOf(const std::vector<uint32_t>& changed, const std::byte* before, const std::byte* after) {
   Sizes sizes;
   uint64_t past = 0;
-  ForEachBit(changed, [&](uint64_t i) {
+  for (const uint64_t i : changed) {
     sizes.gaps += CountBytes(i - past);
     past = i + 1;
     sizes.differences += CountBytes(Difference<kWidth>(CodeAt<kWidth>(before, i), CodeAt<kWidth>(after, i)));
-  });
+  }
   ForEachRun(changed,
              [&](uint64_t skipped, uint64_t length) { sizes.runs += CountBytes(skipped) + CountBytes(length - 1); });
   return sizes;
 }
 
-void PutPositions(const std::vector<uint64_t>& changed, uint64_t elements, Changes* changes) {
-  std::string& to = changes->positions;
+// Into memory that has room for exactly that.
+void PutPositions(const std::vector<uint64_t>& bits, const std::vector<uint32_t>& changed, PositionCoding coding,
+                  absl::Span<char> room) {
+  char* to = room.data();
   uint64_t past = 0;
-  switch (changes->position_coding) {
+  switch (coding) {
     case PositionCoding::kAll:
       break;
     case PositionCoding::kBitmap:
-      to.assign(reinterpret_cast<const char*>(changed.data()), (elements + 7) / 8);
+      std::memcpy(to, bits.data(), room.size());
       break;
     case PositionCoding::kGaps:
-      ForEachBit(changed, [&](uint64_t i) {
-        PutCount(i - past, &to);
+      for (const uint64_t i : changed) {
+        to = PutCount(i - past, to);
         past = i + 1;
-      });
+      }
       break;
     case PositionCoding::kRuns:
-      ForEachRun(changed, [&](uint64_t skipped, uint64_t length) {
-        PutCount(skipped, &to);
-        PutCount(length - 1, &to);
-      });
+      ForEachRun(changed, [&](uint64_t skipped, uint64_t length) { to = PutCount(length - 1, PutCount(skipped, to)); });
   }
 }
 
 template <size_t kWidth>
-void PutValues(const std::vector<uint64_t>& changed, const std::byte* before, const std::byte* after,
-               Changes* changes) {
-  ForEachBit(changed, [&](uint64_t i) {
-    if (changes->value_coding == ValueCoding::kCodes) {
-      changes->values.append(reinterpret_cast<const char*>(after) + i * kWidth, kWidth);
+void PutValues(const std::vector<uint32_t>& changed, const std::byte* before, const std::byte* after,
+               ValueCoding coding, char* to) {
+  for (const uint64_t i : changed) {
+    if (coding == ValueCoding::kDifferences) {
+      to = PutCount(Difference<kWidth>(CodeAt<kWidth>(before, i), CodeAt<kWidth>(after, i)), to);
     } else {
-      PutCount(Difference<kWidth>(CodeAt<kWidth>(before, i), CodeAt<kWidth>(after, i)), &changes->values);
+      std::memcpy(to, after + i * kWidth, kWidth);
+      to += kWidth;
     }
-  });
+  }
 }
 
 // The positions that changes name, one after another.
@@ -211,11 +228,12 @@ absl::Status Malformed(absl::string_view what) {
 
 template <size_t kWidth>
 FoundChanges Find(absl::Span<const std::byte> before, absl::Span<const std::byte> after, uint64_t most_bytes) {
-  const std::vector<uint64_t> changed = FindChanged<kWidth>(before, after);
+  const std::vector<uint64_t> bits = FindChanged<kWidth>(before, after);
   FoundChanges found;
-  for (const uint64_t word : changed) found.count += static_cast<uint64_t>(std::popcount(word));
+  for (const uint64_t word : bits) found.count += static_cast<uint64_t>(std::popcount(word));
   if (found.count > most_bytes) return found;  // a value takes a byte at least
   if (found.count == 0) return {.changes = Changes{}};
+  const std::vector<uint32_t> changed = IndicesOf(bits, found.count);
   const Sizes sizes = SizesOf<kWidth>(changed, before.data(), after.data());
   const uint64_t bitmap = (before.size() / kWidth + 7) / 8, codes = found.count * kWidth;
   Changes changes{.position_coding = sizes.runs < sizes.gaps ? PositionCoding::kRuns : PositionCoding::kGaps,
@@ -224,10 +242,10 @@ FoundChanges Find(absl::Span<const std::byte> before, absl::Span<const std::byte
   if (bitmap < std::min(sizes.gaps, sizes.runs)) changes.position_coding = PositionCoding::kBitmap;
   const uint64_t positions = std::min({bitmap, sizes.gaps, sizes.runs}), values = std::min(sizes.differences, codes);
   if (positions + values > most_bytes) return found;
-  changes.positions.reserve(positions);
-  changes.values.reserve(values);
-  PutPositions(changed, before.size() / kWidth, &changes);
-  PutValues<kWidth>(changed, before.data(), after.data(), &changes);
+  changes.positions.resize(positions);
+  changes.values.resize(values);
+  PutPositions(bits, changed, changes.position_coding, absl::MakeSpan(changes.positions));
+  PutValues<kWidth>(changed, before.data(), after.data(), changes.value_coding, changes.values.data());
   found.changes = std::move(changes);
   return found;
 }
