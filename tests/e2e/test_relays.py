@@ -27,7 +27,7 @@ def relay_of(folder: Path, upstream: str, *flags: str) -> Daemon:
 @contextmanager
 def following(server: str, out: Path) -> Iterator[subprocess.Popen]:
     """ballastctl follow, which writes a file of each version."""
-    command = [BALLASTCTL, "--server", server, "follow", RUN, "--out", out, "--retain", "100"]
+    command = [BALLASTCTL, "--server", server, "follow", RUN, "--out", out, "--retain", "100", "--wait-for-run", "60"]
     with (out.parent / "follow.log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=plain_environment())
     try:
@@ -106,6 +106,19 @@ def test_a_reader_below_two_relays_has_the_trainers_bits_whatever_becomes_of_the
             assert "relayed" in leaf.ctl("runs").stdout
             refused = leaf.ctl("delete", RUN)
             assert refused.returncode != 0 and f"this daemon is a relay of {middle.server}" in refused.stderr
+        trainer.optimizer.close()
+
+
+def test_a_relay_and_its_reader_may_be_started_before_the_trainer(tmp_path):
+    out = tmp_path / "versions"
+    with Daemon(tmp_path) as root, relay_of(tmp_path / "relay", root.server) as relay, following(relay.server, out):
+        log = tmp_path / "follow.log"
+        until("the reader waits", lambda: f"for run '{RUN}'" in log.read_text())
+        trainer = Trainer(root.server)
+        trainer.train(1)
+        until("its version is there", (out / "step-1.safetensors").exists)
+        for name, weights in load_file(out / "step-1.safetensors").items():
+            assert torch.equal(weights, trainer.seen[1][name]), name
         trainer.optimizer.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,21 @@ def test_a_run_that_was_begun_without_follow_says_so(one: Daemon) -> None:
         train(trained, optimizer, 1)
     with pytest.raises(ballast.Rejected, match="start its trainer again with follow=True"):
         ballast.Subscriber(one.server, "unfollowed")
+
+
+def test_a_run_that_nobody_has_begun_is_refused_or_waited_for(one: Daemon) -> None:
+    trained, module = perceptron(1), perceptron(2)
+    for wait in ({}, {"wait_for_run": 0.1}):
+        with pytest.raises(ballast.Rejected, match="'later'") as refused:
+            ballast.follow(module, server=one.server, run="later", **wait)
+        assert refused.value.code == "NOT_FOUND"
+    with ThreadPoolExecutor() as pool:
+        early = pool.submit(ballast.follow, module, server=one.server, run="later", wait_for_run=LONG_S)
+        with optimizer_of(trained, one, "later", follow=True) as optimizer:
+            train(trained, optimizer, 1)
+            with early.result(LONG_S) as follower:
+                assert follower.wait(step=1, timeout=LONG_S)
+                assert_same(module, trained)
 
 
 def test_a_run_that_is_deleted_is_told(one: Daemon) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,19 @@ def test_a_module_follows_to_the_bit(several: Daemons, serving: str | None) -> N
                 assert follower.step == step
                 assert_follows(module, trained)
             assert follower.staleness_s is not None and follower.staleness_s < LONG_S
+
+
+def test_a_run_that_nobody_has_begun_is_waited_for(several: Daemons) -> None:
+    trained, module = perceptron(1), perceptron(2)
+    with ThreadPoolExecutor() as pool:
+        early = pool.submit(ballast.follow, module, server=several.server, run="later", wait_for_run=LONG_S)
+        with ballast.AdamW(
+            trained.named_parameters(), lr=1e-2, server=several.server, run="later", follow=True
+        ) as optimizer:
+            train(trained, optimizer, 1)
+            with early.result(LONG_S) as follower:
+                assert follower.wait(step=1, timeout=LONG_S)
+                assert_follows(module, trained)
 
 
 def test_patches_of_every_other_step_keep_a_copy_up_to_date(several: Daemons) -> None:

@@ -28,6 +28,7 @@ struct FollowFlags {
   FollowedFiles::Kept kept = {};
   std::optional<double> average = {};
   std::string format = {};
+  double wait_for_run_s = 0;
 };
 
 absl::StatusOr<FollowFlags> FlagsOf(const Invocation& invocation) {
@@ -60,6 +61,10 @@ absl::StatusOr<FollowFlags> FlagsOf(const Invocation& invocation) {
     flags.average = decay;
   }
   flags.format = invocation.Get("format", "");
+  const std::string wait = invocation.Get("wait-for-run", "0");
+  if (!absl::SimpleAtod(wait, &flags.wait_for_run_s) || !(flags.wait_for_run_s >= 0 && flags.wait_for_run_s <= 1e6)) {
+    return absl::InvalidArgumentError(absl::StrCat("--wait-for-run is '", wait, "'; wanted seconds, from 0 to 1e6"));
+  }
   if (flags.kept.retain == 0) {
     return absl::InvalidArgumentError("--retain is 0; wanted how many whole files are kept, 1 or more");
   }
@@ -130,7 +135,8 @@ int FollowRun(const Invocation& invocation) {
                                                                 .marks_changed = flags->kept.changes > 0,
                                                                 .tag = flags->tag,
                                                                 .average = flags->average,
-                                                                .format = flags->format});
+                                                                .format = flags->format,
+                                                                .wait_for_run_s = flags->wait_for_run_s});
   if (!subscriber.ok()) return Fail(invocation, InCommandLine(subscriber.status()));
   auto files = FollowedFiles::Open(flags->out, run, flags->kept);
   if (!files.ok()) return Fail(invocation, files.status());
@@ -163,7 +169,8 @@ Command FollowCommand() {
                 {"versions", "N", "end after so many"},
                 {"tag", "NAME", "the version of this name (ballastctl tag) alone, and end"},
                 {"retain", "N", "whole files of the run that are kept there, the newest, with what follows them; 2"},
-                {"changes", "N", "files of changes between one whole file and the next; 0"}},
+                {"changes", "N", "files of changes between one whole file and the next; 0"},
+                {"wait-for-run", "SECONDS", "wait so long for a run that its trainers have not begun yet; 0"}},
       .run = FollowRun};
 }
 

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 
+#include "client/cpp/follow/run_lookup.h"
 #include "client/cpp/follow/subscribed_series.h"
 #include "client/cpp/follow/version_tags.h"
 
@@ -16,13 +17,6 @@ namespace {
 constexpr int kMostRefusals = 3;
 // For an answer about the run as it is.
 constexpr absl::Duration kAskTimeout = absl::Seconds(30);
-
-absl::StatusOr<v1::GetRunResponse> AskForRun(Connection& connection, const std::string& run_id) {
-  v1::GetRunRequest request;
-  request.set_run_id(run_id);
-  return CallAgain(connection, absl::StrCat("asking for run '", run_id, "'"), connection.admin(),
-                   &v1::AdminService::Stub::GetRun, request);
-}
 
 // Whose weights are part of a run's, which are of use together alone.
 absl::Status CheckAllHere(const Connection& connection, const v1::RunSpec& spec) {
@@ -47,7 +41,7 @@ absl::StatusOr<std::unique_ptr<DaemonSubscriber>> DaemonSubscriber::OpenHeld(Cli
   options.interrupted = [closing, asked = std::move(options.interrupted)] { return *closing || (asked && asked()); };
   auto connection = Connection::Open(std::move(options));
   if (!connection.ok()) return connection.status();
-  auto run = AskForRun(**connection, subscription.run_id);
+  auto run = LookUpRun(**connection, subscription.run_id, absl::Seconds(subscription.wait_for_run_s));
   if (!run.ok()) return run.status();
   if (auto s = CheckFollowed(**connection, run->spec(), subscription); !s.ok()) return s;
   if (auto s = CheckAllHere(**connection, run->spec()); !s.ok() && changes == nullptr) return s;

@@ -60,6 +60,8 @@ struct SubscribeOptions {
   // All tensors in this format, one of RunSpec.follow.formats or the one that they are all served in, such as bf16 of a run
   // that is served in fp32; not beside `average` or `tag`. Empty: each as it is served.
   std::string format = {};
+  // How long Open waits for a run that its trainers have not begun, or whose weights they have not loaded. 0: not at all.
+  double wait_for_run_s = 0;
 };
 
 struct FollowedVersion {
@@ -90,7 +92,7 @@ struct FollowedTensor {
 
 class Subscriber {
  public:
-  // Reads the run's spec, and begins to receive.
+  // Reads the run's spec, when it is there, and begins to receive.
   static absl::StatusOr<std::unique_ptr<Subscriber>> Open(ClientOptions options, const SubscribeOptions& subscription);
   virtual ~Subscriber() = default;  // as Close
   Subscriber(const Subscriber&) = delete;

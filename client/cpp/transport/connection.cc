@@ -152,6 +152,15 @@ void Connection::WaitConnecting(absl::Duration duration) const {
   absl::SleepFor(until - absl::Now());
 }
 
+bool Connection::Sleep(absl::Duration duration) const {
+  const absl::Time until = absl::Now() + duration;
+  for (absl::Duration left = duration;; left = until - absl::Now()) {
+    if (Interrupted()) return false;
+    if (left <= absl::ZeroDuration()) return true;
+    WaitConnecting(std::min(left, kInterruptGlance));
+  }
+}
+
 void Connection::Log(const std::string& line) const { options_.log(line); }
 
 absl::Status Connection::Explain(const absl::Status& status) const {

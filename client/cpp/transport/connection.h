@@ -60,6 +60,8 @@ class Connection {
   // Waits, and meanwhile lets gRPC make a connection that was lost anew: it does so only while somebody waits on it, and a
   // handshake of TLS, with its several messages, would not end within the pauses between calls.
   void WaitConnecting(absl::Duration duration) const;
+  // The same, with a look at whether the caller is interrupted every kInterruptGlance; false: it is.
+  bool Sleep(absl::Duration duration) const;
 
   // A status of FromGrpc, with the server's name in front if the server could not be reached.
   absl::Status Explain(const absl::Status& status) const;

@@ -73,12 +73,8 @@ absl::Time Retry::PatienceEnds(const absl::Status& failure) const {
 }
 
 bool Retry::Sleep(absl::Duration duration) {
-  const absl::Time until = absl::Now() + duration;
-  for (absl::Duration left = duration;; left = until - absl::Now()) {
-    if (interrupted_ = connection_.Interrupted(); interrupted_) return false;
-    if (left <= absl::ZeroDuration()) return true;
-    connection_.WaitConnecting(std::min(left, Connection::kInterruptGlance));
-  }
+  interrupted_ = !connection_.Sleep(duration);
+  return !interrupted_;
 }
 
 absl::Status Retry::Explain(const absl::Status& failure) const {

@@ -137,6 +137,7 @@ class Subscriber:
         tag: str = "",
         average: float | None = None,
         format: str = "",
+        wait_for_run_s: float = 0.0,
     ) -> Subscriber: ...
     def next(self, timeout_s: float) -> dict[str, Any] | None:
         """The next version, whose weights are then here; None: it is not within timeout_s."""

@@ -37,6 +37,7 @@ def follow(
     token_file: str | os.PathLike[str] | None = None,
     connect_timeout: float = 10.0,
     reconnect_timeout: float = 15.0,
+    wait_for_run: float = 0.0,
     at: str | None = None,
 ) -> Follower:
     """Keeps a module's parameters up to date with a run that is trained elsewhere, by an optimizer with follow=True.
@@ -75,6 +76,7 @@ def follow(
         token_file=token_file,
         connect_timeout=connect_timeout,
         reconnect_timeout=reconnect_timeout,
+        wait_for_run=wait_for_run,
         at=at,
     )
     try:

@@ -93,8 +93,9 @@ class Subscriber(Uncopyable):
     the last one than so many steps. patches: for patches(); takes a bit of memory for each parameter. at: begins as after
     rollback(at). average: the decay of an average of the weights that the run keeps (ema=, with
     ballast.Follow(averages=True)), to follow in place of the weights. format: one of ballast.Follow(formats=...), to follow the
-    weights in; "bf16", "fp16" and "fp32" are the tensors' dtype, others are decoded to that of the run. Raises Rejected if there is no such run, or it cannot
-    be followed; Unavailable if no daemon answers. One thread at a time, but for close(), rollback() and resume().
+    weights in; "bf16", "fp16" and "fp32" are the tensors' dtype, others are decoded to that of the run.
+    wait_for_run: for how many seconds a run is waited for that its trainer has not begun yet. Raises Rejected if there is no such
+    run, or it cannot be followed; Unavailable if no daemon answers. One thread at a time, but for close(), rollback() and resume().
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class Subscriber(Uncopyable):
         token_file: str | os.PathLike[str] | None = None,
         connect_timeout: float = 10.0,
         reconnect_timeout: float = 15.0,
+        wait_for_run: float = 0.0,
     ):
         if isinstance(every, bool) or not isinstance(every, int) or not 1 <= every < 2**64:
             raise Rejected(f"every={every!r}: it must be a whole number of at least 1")
@@ -134,6 +136,7 @@ class Subscriber(Uncopyable):
             tag=at or "",
             average=average,
             format=format or "",
+            wait_for_run_s=seconds("wait_for_run", wait_for_run),
         )
         self._number = 0  # of the version that is here
         self._changed: tuple[str, ...] = ()  # names, in it

@@ -143,7 +143,7 @@ void BindSubscriber(nb::module_& module) {
           [](const std::string& server, const std::string& run_id, uint64_t every, bool marks_changed,
              double connect_timeout_s, double reconnect_timeout_s, const std::string& ca,
              const std::string& certificate, const std::string& key, const std::string& token_file,
-             const std::string& tag, std::optional<double> average, const std::string& format) {
+             const std::string& tag, std::optional<double> average, const std::string& format, double wait_for_run_s) {
             return PySubscriber::Open({.server = server,
                                        .tls = {.ca = ca, .certificate = certificate, .key = key},
                                        .token_file = token_file,
@@ -154,11 +154,13 @@ void BindSubscriber(nb::module_& module) {
                                        .marks_changed = marks_changed,
                                        .tag = tag,
                                        .average = average,
-                                       .format = format});
+                                       .format = format,
+                                       .wait_for_run_s = wait_for_run_s});
           },
           arg("server"), arg("run_id"), arg("every"), arg("marks_changed"), arg("connect_timeout_s"),
           arg("reconnect_timeout_s"), arg("tls_ca") = "", arg("tls_certificate") = "", arg("tls_key") = "",
-          arg("token_file") = "", arg("tag") = "", arg("average").none() = nb::none(), arg("format") = "")
+          arg("token_file") = "", arg("tag") = "", arg("average").none() = nb::none(), arg("format") = "",
+          arg("wait_for_run_s") = 0.0)
       .def("next", &PySubscriber::Next, arg("timeout_s"))
       .def("await_next", &PySubscriber::Await, arg("timeout_s"))
       .def_prop_ro("readable", &PySubscriber::readable)

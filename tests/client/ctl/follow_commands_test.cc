@@ -158,6 +158,9 @@ TEST_F(FollowCommandsTest, WrongWordsAndFoldersAreNamed) {
   EXPECT_EQ(none.code, kUsage);
   EXPECT_THAT(none.err, AllOf(HasSubstr("--retain is 0"), HasSubstr("try `ballastctl follow --help`")));
   EXPECT_THAT(Say({"follow", "other", "--out", folder_.string()}).err, HasSubstr("no run 'other'"));
+  EXPECT_THAT(Say({"follow", "other", "--out", folder_.string(), "--wait-for-run", ".01"}).err,
+              AllOf(HasSubstr("no run 'other'"), HasSubstr("nor did that change within 0.01 s")));
+  EXPECT_THAT(Say({"follow", "r", "--out", "x", "--wait-for-run", "-1"}).err, HasSubstr("--wait-for-run is '-1'"));
   EXPECT_THAT(Say({"follow", "r", "--out", "x", "--server", "a:1,a:1"}).err, HasSubstr("'a:1' is named twice"));
   EXPECT_THAT(Say({"follow", "r", "--out", "x", "--tag", "best", "--server", "a:1,b:2"}).err,
               HasSubstr("version 'best' of run 'r', which is on several daemons"));

@@ -2,7 +2,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <string>
 #include <thread>
+#include <vector>
+
+#include "absl/synchronization/mutex.h"
 
 #include "tests/client/cutting_proxy.h"
 #include "tests/client/follow/followed_training.h"
@@ -74,6 +79,50 @@ TEST(FollowDaemonTest, AReaderThatWantsFewerVersionsGetsThem) {
   const FollowedVersion version = Reach(*reader, 4);
   EXPECT_GE(version.step, 4u);
   EXPECT_LT(version.skipped, version.step) << "of those that were made";
+}
+
+TEST(FollowDaemonTest, AReaderWaitsForTheRunAndForItsWeights) {
+  RealDaemon daemon;
+  absl::Mutex mu;
+  std::vector<std::string> lines;
+  ClientOptions options{.server = daemon.address(), .log = [&](const std::string& line) {
+                          absl::MutexLock lock(&mu);
+                          lines.push_back(line);
+                        }};
+  const auto waits = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) { return !lines.empty(); };
+  absl::StatusOr<std::unique_ptr<Subscriber>> reader;
+  std::thread opens([&] { reader = Subscriber::Open(options, {.run_id = kRun, .wait_for_run_s = kSoonS}); });
+  {
+    absl::MutexLock lock(&mu);
+    mu.Await(absl::Condition(&waits));
+    EXPECT_THAT(lines[0], HasSubstr(absl::StrCat("for run '", kRun, "'")));
+  }
+  const auto client = QuietClient(daemon.address());
+  v1::RunSpec spec = LeastSquares::Spec();
+  spec.mutable_follow();
+  ASSERT_TRUE(client->CreateRun(spec).ok());
+  const absl::Status none = Subscriber::Open({.server = daemon.address(), .log = [](const std::string&) {}},
+                                             {.run_id = kRun, .wait_for_run_s = .01})
+                                .status();
+  EXPECT_EQ(none.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(none.message()), HasSubstr("has no weights yet"));
+  LeastSquares problem;
+  ASSERT_TRUE(client->Attach({.run_id = kRun}).ok());
+  ASSERT_TRUE(problem.UploadAndBind(*client).ok());
+  opens.join();
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  Reach(**reader, 0);
+}
+
+TEST(FollowDaemonTest, ARunThatDoesNotComeIsNotFoundInTheEnd) {
+  RealDaemon daemon;
+  ClientOptions options{.server = daemon.address(), .log = [](const std::string&) {}};
+  const absl::Status gone = Subscriber::Open(options, {.run_id = "none", .wait_for_run_s = .01}).status();
+  EXPECT_EQ(gone.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(gone.message()), AllOf(HasSubstr("'none'"), HasSubstr("nor did that change within 0.01 s")));
+  std::atomic<bool> asked = false;
+  options.interrupted = [&] { return asked.exchange(true); };  // the first look is before the wait
+  EXPECT_FALSE(Subscriber::Open(options, {.run_id = "none", .wait_for_run_s = 1e6}).ok());
 }
 
 TEST(FollowDaemonTest, ARunsEndIsAReadersEnd) {
