@@ -8,8 +8,9 @@
 #   --only PART   only the parts whose name begins so
 #   --record      the table is also written to tests/bench/results/soak.md
 #
-# Parts: the builds that tests/run.sh leaves out; the programs built twice, to the bit the same; the daemon's work on a GPU, played on the CPU under the address
-# sanitizer; libFuzzer on the kernels, on everything at the edge and on what is read back from a disk, 60 s each (tests/fuzz.py),
+# Parts: the builds that tests/run.sh leaves out; the programs built twice, to the bit the same; the tests of strands, devices
+# and files under the thread sanitizer; the daemon's work on a GPU, played on the CPU under the address sanitizer; libFuzzer on
+# the kernels, on everything at the edge and on what is read back from a disk, 60 s each (tests/fuzz.py),
 # under sanitizers; 20,000 seeds of the step machine's simulator, and 20,000 of runs on several daemons; two ranks whose
 # connections are cut a thousand times in 500 steps, in four kinds of run; the daemon's peak memory with 200 million parameters against the plan; 64 ranks
 # of one run as processes, one of them killed and the run rewound, against one trainer; daemons whose network fails, each in a namespace; real power cuts under a daemon
@@ -64,6 +65,12 @@ build_others() {
     cmake --build build/separate --parallel "$(nproc)" --target ballastd --target ballastctl
 }
 
+# Under the thread sanitizer: the C++ tests of all that does not go through gRPC, whose locks it cannot see.
+sanitize_threads() {
+  cd "$ROOT" && deploy/setup.sh build tsan tsan_check ops_test server_unit_test &&
+    ctest --preset tsan --parallel "$(nproc)" --timeout 1800 --no-tests=error --tests-regex '^(TsanCheck|ops_test|server_unit_test)'
+}
+
 # What a wrong pointer or length of the daemon's would have a GPU's kernels do.
 sanitize_gpu() {
   cd "$ROOT" && cmake --preset asan -D BALLAST_SANITIZE_LOCKSTEP=ON &&
@@ -86,6 +93,7 @@ all_parts() {
   local target kind commit
   part "other builds" build_others
   part "reproducible" "$ROOT/tests/reproducible.sh" ballastctl ballastd
+  part "sanitized threads" sanitize_threads
   part "sanitized gpu" sanitize_gpu
   part "fuzzers" build_fuzzers
   for target in $("$PYTHON" "$ROOT/tests/fuzz.py" --list); do
