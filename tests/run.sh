@@ -11,8 +11,12 @@
 #
 # Stages: the packages, .venv, preset dev, the build of tests/gpu_check.sh where nvcc is, the house rules, the Python client,
 # the frameworks and the model that it is tried with, the ctest suite, the Python tests, the end-to-end tests against a real
-# daemon, and the C++ tests again under address and undefined-behaviour sanitizers. A failing stage does not stop the next.
-# Reports are in build/test-logs. The last line is the total over all suites; the exit code is 0 only if nothing failed.
+# daemon, and the C++ tests under address and undefined-behaviour sanitizers (preset asan). A failing stage does not stop the
+# next. Reports are in build/test-logs. The last line is the total over all suites; the exit code is 0 only if nothing failed.
+#
+# Without a flag each C++ test of the server, the client and the protocol runs once, under the sanitizers. Of preset dev only
+# the programs are built then, and the tests with a label "optimized" (tests/discover.cmake): those of the kernels, and what
+# sanitizers leave out. With --no-asan, --repeat or --load, and with --only ctest, ctest runs all that preset dev has.
 set -euo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -78,6 +82,26 @@ run_pytest() {
 }
 
 needs_dev() { [[ -z $only || $only =~ ^(ctest|python|e2e)$ ]]; }
+
+# Whether preset asan runs the C++ tests that are without a label "optimized".
+asan_runs_most() { [[ -z $only && $no_asan == no && $repeat == 1 && $load == no ]]; }
+
+build_dev() {
+  local targets=()
+  if asan_runs_most; then
+    targets=(programs optimized_tests)
+  elif ! wanted ctest; then
+    targets=(programs)
+  fi
+  try "build dev" "$ROOT/deploy/setup.sh" build dev "${targets[@]}"
+}
+
+ctest_dev() {
+  local chosen=()
+  if asan_runs_most; then chosen=(--label-regex '^optimized'); fi
+  run_ctest dev "$1" "${chosen[@]}"
+}
+
 needs_client() { [[ -z $only || $only =~ ^(python|e2e)$ ]]; }
 
 gpu_build() {
@@ -88,7 +112,7 @@ gpu_build() {
 
 # What is done once, whatever is repeated.
 build_all() {
-  if needs_dev; then try "build dev" "$ROOT/deploy/setup.sh" build dev || dev=no; fi
+  if needs_dev; then build_dev || dev=no; fi
   gpu_build
   if wanted tidy; then try "tidy" run_pytest pytest-tidy.xml tests/tidy_test.py || true; fi
   if needs_client; then try "python client" "$ROOT/deploy/setup.sh" client || client=no; fi
@@ -101,7 +125,7 @@ build_all() {
 # SUFFIX: of the stages' names, " 2" say; of their reports, "-2".
 test_once() {
   local suffix=$1 of_report=${1/ /-}
-  if wanted ctest && [[ $dev == yes ]]; then try "ctest$suffix" run_ctest dev "ctest-dev$of_report.xml" || true; fi
+  if wanted ctest && [[ $dev == yes ]]; then try "ctest$suffix" ctest_dev "ctest-dev$of_report.xml" || true; fi
   [[ $client == yes ]] || return 0
   if wanted python; then try "pytest$suffix" run_pytest "pytest-python$of_report.xml" tests/python || true; fi
   if wanted e2e; then try "end to end$suffix" run_pytest "pytest-e2e$of_report.xml" tests/e2e || true; fi
@@ -137,7 +161,7 @@ wants_asan() { wanted asan && [[ $no_asan == no ]]; }
 
 asan_suite() {
   wants_asan || return 0
-  try "build asan" "$ROOT/deploy/setup.sh" build asan || return 0
+  try "build asan" "$ROOT/deploy/setup.sh" build asan all_tests || return 0
   try "ctest asan" run_ctest asan ctest-asan.xml || true
 }
 

@@ -8,9 +8,10 @@
 #   --only PART   only the parts whose name begins so
 #   --record      the table is also written to tests/bench/results/soak.md
 #
-# Parts: the builds that tests/run.sh leaves out; the programs built twice, to the bit the same; the tests of strands, devices
-# and files under the thread sanitizer; the daemon's work on a GPU, played on the CPU under the address sanitizer; libFuzzer on
-# the kernels, on everything at the edge and on what is read back from a disk, 60 s each (tests/fuzz.py),
+# Parts: the builds that tests/run.sh leaves out; all C++ tests of preset dev, most of which tests/run.sh runs under sanitizers
+# alone; the programs built twice, to the bit the same; the tests of strands, devices and files under the thread sanitizer; the
+# daemon's work on a GPU, played on the CPU under the address sanitizer; libFuzzer on the kernels, on everything at the edge and on
+# what is read back from a disk, 60 s each (tests/fuzz.py),
 # under sanitizers; 20,000 seeds of the step machine's simulator, and 20,000 of runs on several daemons; two ranks whose
 # connections are cut a thousand times in 500 steps, in four kinds of run; the daemon's peak memory with 200 million parameters against the plan; 64 ranks
 # of one run as processes, one of them killed and the run rewound, against one trainer; daemons whose network fails, each in a namespace; real power cuts under a daemon
@@ -19,7 +20,7 @@
 # during which the daemon's memory, file descriptors and threads must stay level and its log free of errors; and a
 # healthy hour, in which no alert may fire. About two hours.
 #
-# Expects the builds and .venv that tests/run.sh makes; installs clang and builds the fuzzers. Passes if every part does.
+# Expects the .venv that tests/run.sh makes; builds preset dev, installs clang and builds the fuzzers. Passes if every part does.
 # Reports are in build/soak.
 set -euo pipefail
 
@@ -65,6 +66,10 @@ build_others() {
     cmake --build build/separate --parallel "$(nproc)" --target ballastd --target ballastctl
 }
 
+test_dev() {
+  cd "$ROOT" && ctest --preset dev --parallel "$((2 * $(nproc)))" --timeout 900 --no-tests=error
+}
+
 # Under the thread sanitizer: the C++ tests of all that does not go through gRPC, whose locks it cannot see.
 sanitize_threads() {
   cd "$ROOT" && deploy/setup.sh build tsan tsan_check ops_test server_unit_test &&
@@ -74,8 +79,8 @@ sanitize_threads() {
 # What a wrong pointer or length of the daemon's would have a GPU's kernels do.
 sanitize_gpu() {
   cd "$ROOT" && cmake --preset asan -D BALLAST_SANITIZE_LOCKSTEP=ON &&
-    cmake --build --preset asan --parallel "$(nproc)" --target server_unit_test --target server_gpu_rpc_test &&
-    ctest --preset asan --timeout 1800 --no-tests=error --tests-regex '^server_(unit|gpu_rpc)_test\.'
+    cmake --build --preset asan --parallel "$(nproc)" --target server_unit_test --target server_long_test --target server_gpu_rpc_test &&
+    ctest --preset asan --timeout 1800 --no-tests=error --tests-regex '^server_(unit|long|gpu_rpc)_test\.'
 }
 
 build_fuzzers() {
@@ -92,6 +97,7 @@ cut_power() {
 all_parts() {
   local target kind commit
   part "other builds" build_others
+  part "ctest" test_dev
   part "reproducible" "$ROOT/tests/reproducible.sh" ballastctl ballastd
   part "sanitized threads" sanitize_threads
   part "sanitized gpu" sanitize_gpu
@@ -132,10 +138,11 @@ main() {
   parse_flags "$@"
   trap stop_children EXIT
   trap 'exit 130' INT TERM HUP
-  [[ -x $PYTHON && -x $DEV/chaos/chaos ]] || fail "nothing is built yet: run tests/run.sh once"
+  [[ -x $PYTHON ]] || fail "there is no .venv yet: run tests/run.sh once"
   rm -rf "$LOGS"
   mkdir -p "$LOGS"
   printf 'seed %s\n' "$seed"
+  stage "build dev" "$ROOT/deploy/setup.sh" build dev || fail "preset dev cannot be built"
   all_parts
   [[ ${#ROWS[@]} -gt 0 ]] || fail "--only $only: no such part"
   table | tee "$LOGS/soak.md"

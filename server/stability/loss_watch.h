@@ -16,7 +16,7 @@
 //
 // The 3.2 and the 10 are those of StableAdamW's authors (arXiv 2304.13013, appendix D), who also want several deviations
 // within ten steps; the 5, 2, 16 and 4 were chosen so that healthy trainings have no spike
-// (tests/studies/results/spike_study.md, tests/server/stability/loss_watch_test.cc).
+// (tests/studies/results/spike_study.md, tests/server/stability/loss_noise_test.cc).
 //
 // A copyable value; thread-compatible.
 #pragma once

@@ -1,5 +1,6 @@
-"""The preset that deploy/quickstart.sh builds on a fresh machine compiles what the tests' build does."""
+"""The presets: what deploy/quickstart.sh builds on a fresh machine is what the tests' build compiles, and no test is in none."""
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -23,11 +24,15 @@ def batches(folder: Path) -> dict[str, list[str]]:
     }
 
 
+def configured(preset: str, folder: Path) -> Path:
+    command = ["cmake", "--preset", preset, "-B", folder]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=600)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("quick")
-    subprocess.run(["cmake", "--preset", "quick", "-B", folder], cwd=ROOT, check=True, capture_output=True, timeout=600)
-    return folder
+    return configured("quick", tmp_path_factory.mktemp("quick"))
 
 
 def test_the_quick_start_compiles_the_batches_that_the_tests_do(quick):
@@ -53,3 +58,22 @@ def test_no_source_asks_whether_assertions_are_on():
     ]
     assert len(sources) > 300
     assert [str(path) for path in sources if re.search(r"\bassert\(|\bNDEBUG", path.read_text())] == []
+
+
+def names(folder: Path, *which: str) -> list[set[str]]:
+    """Of each test that ctest has there: its name and its program's. What is not built has no program, but its name is made
+    of that."""
+    listed = json.loads(subprocess.check_output(["ctest", "--show-only=json-v1", *which], cwd=folder))["tests"]
+    return [
+        {re.sub(r"_NOT_BUILT$|\.\d$", "", test["name"]), *(Path(word).name for word in test.get("command", [])[:1])}
+        for test in listed
+    ]
+
+
+def test_each_test_is_optimized_or_under_sanitizers(tmp_path):
+    """As tests/run.sh runs them: the label's in preset dev, all others in preset asan."""
+    sanitized = set().union(*names(configured("asan", tmp_path)))
+    assert {"server_rpc_test", "client_test", "proto_test", "SessionFuzz.WhateverRanksSay"} <= sanitized
+    assert [test for test in names(BUILD, "--label-exclude", "^optimized") if not test & sanitized] == []
+    optimized = set().union(*names(BUILD, "--label-regex", "^optimized"))
+    assert {"identity_test", "statistics_test", "server_long_test", "kernels_fuzz"} <= optimized

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from daemon import ROOT
 
-# Fails the second time, and notes how many busy loops run beside it.
+# Fails the second time, and notes how it was called and how many busy loops run beside it.
 CTEST = """#!/usr/bin/env bash
 set -euo pipefail
+printf 'ctest %s\\n' "$*" >>called
 while [[ $1 != --output-junit ]]; do shift; done
 printf 'x' >>times
 ps -o args= -s "$(ps -o sid= -p $$ | tr -d ' ')" | grep -c '^bash -c while' >>loops || true
@@ -37,9 +38,12 @@ def tree(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     for name in ("deploy/packages.sh", "deploy/setup.sh"):
-        write_program(tmp_path / name, "#!/bin/sh\n")
+        write_program(tmp_path / name, f'#!/bin/sh\necho "{Path(name).name} $*" >>called\n')
     write_program(tmp_path / "bin" / "ctest", CTEST)
-    write_program(tmp_path / ".venv" / "bin" / "python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    # No test of Python's is there.
+    write_program(
+        tmp_path / ".venv" / "bin" / "python", f'#!/bin/sh\n[ "$2" = pytest ] || exec {sys.executable} "$@"\n'
+    )
     return tmp_path
 
 
@@ -93,6 +97,29 @@ def test_once_is_as_without(tree):
     code, said, _ = run(tree, "--only", "ctest")
     assert code == 0 and said.splitlines()[-1] == "2 passed, 0 failed, 0 skipped", said
     assert (tree / "build" / "test-logs" / "ctest-dev.xml").exists()
+
+
+SANITIZED = [["setup.sh build asan all_tests"], ["--preset asan"]]
+
+
+@pytest.mark.parametrize(
+    ("flags", "built", "tested"),
+    [
+        ([], ["setup.sh build dev programs optimized_tests", *SANITIZED[0]], ["--preset dev", *SANITIZED[1]]),
+        (["--no-asan"], ["setup.sh build dev"], ["--preset dev"]),
+        (["--load"], ["setup.sh build dev", *SANITIZED[0]], ["--preset dev", *SANITIZED[1]]),
+        (["--only", "ctest"], ["setup.sh build dev"], ["--preset dev"]),
+        (["--only", "asan"], SANITIZED[0], SANITIZED[1]),
+        (["--only", "python"], ["setup.sh build dev programs"], []),
+    ],
+)
+def test_what_is_tested_under_sanitizers_is_not_built_twice(tree, flags, built, tested):
+    run(tree, *flags)
+    called = (tree / "called").read_text().splitlines()
+    assert [line for line in called if line.startswith("setup.sh build")] == built
+    ctests = [line.removeprefix("ctest ") for line in called if line.startswith("ctest ")]
+    assert [line.split(" --parallel")[0] for line in ctests] == tested
+    assert [line for line in ctests if "--label-regex ^optimized" in line] == (ctests[:1] if not flags else [])
 
 
 @pytest.mark.parametrize(

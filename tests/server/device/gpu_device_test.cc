@@ -40,15 +40,6 @@ void Hold(FakeGpuState* state, bool held) {
   state->held = held;
 }
 
-TEST(GpuDeviceTest, EveryKernelGivesTheCpusBits) {
-  Devices devices;
-  auto& [cpu, state, gpu] = devices;
-  for (const kernels::Kernel& kernel : kernels::Kernels()) {
-    SCOPED_TRACE(std::string(kernel.rule) + " " + kernel.master + " " + kernel.state);
-    EXPECT_EQ(WhatDiffers(TrainOn(&cpu, kernel), TrainOn(&gpu, kernel)), "");
-  }
-}
-
 // What the two outcomes are compared by can fail.
 TEST(GpuDeviceTest, ADifferenceIsNamed) {
   CpuDevice cpu({.threads = 2});

@@ -106,31 +106,6 @@ TEST(LossWatch, AfterNothingButZerosWhateverIsAboveThemIsASpike) {
   EXPECT_THAT(SpikesIn(Losses().Of(0, 200).Of(1e6, 59)), ElementsAre(Pair(201, 201)));
 }
 
-TEST(LossWatch, NormalNoiseHasNoSpikeInAHundredThousandSteps) {
-  std::mt19937_64 random(5);
-  std::normal_distribution<double> normal(2, 0.2);
-  std::vector<double> losses(100000);
-  for (double& loss : losses) loss = normal(random);
-  EXPECT_THAT(SpikesIn(losses), IsEmpty());
-}
-
-// `share` of the losses, at random, are from `hard`, the others from `easy`: normal(mean, deviation).
-size_t SpikesOfMixture(double share, std::normal_distribution<double> easy, std::normal_distribution<double> hard) {
-  std::mt19937_64 random(11);
-  std::bernoulli_distribution is_hard(share);
-  std::vector<double> losses(30000);
-  for (double& loss : losses) loss = is_hard(random) ? hard(random) : easy(random);
-  return SpikesIn(losses).size();
-}
-
-TEST(LossWatch, BatchesOfWhichSomeAreHarderHaveHardlyASpike) {
-  const std::normal_distribution<double> easy(2, 0.1), hard(3, 0.1), zero(0, 1e-12), wide(0, 0.05);
-  for (const double share : {0.05, 0.1, 0.15, 0.2, 0.3, 0.5}) {
-    EXPECT_LE(SpikesOfMixture(share, easy, hard), 3u) << share << " of the batches; at most 1 in 10,000 steps";
-  }
-  EXPECT_LE(SpikesOfMixture(0.55, zero, wide), 3u) << "as where an advantage is often 0";
-}
-
 TEST(LossWatch, ASpikeAmongHarderBatchesIsFound) {
   std::mt19937_64 random(11);
   std::normal_distribution<double> normal(0, 0.1);
