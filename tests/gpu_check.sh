@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # What only a GPU can show, in one command and within eight minutes: the CPU's bits, no bad access to memory, the speed.
 #
-#   tests/gpu_check.sh [--build-only | --built] [--arch NN] [--results FILE]
+#   tests/gpu_check.sh [--build-only | --built] [--arch NN] [--kernels FILE] [--results FILE]
 #
 #   --build-only     compile everything; needs no GPU
 #   --built          compile nothing: run what --build-only left in build/gpu-check, here or on another machine (gpu_identity,
 #                    gpu_bench and built.txt there)
 #   --arch NN        for compute capability N.N (default: this GPU's; without one 90)
+#   --kernels FILE   the CPU's kernels are not compiled but taken from FILE, the archive that another build has just made of
+#                    them (build/dev/kernels/libballast_kernels.a)
 #   --results FILE   default tests/bench/results/gpu.md
 #
 # Needs bash and python3 and, but with --built, g++ and nvcc, nothing else. Builds into build/gpu-check with the options of
@@ -38,6 +40,7 @@ readonly PYTHON=${PYTHON:-python3}
 build_only=no
 built=no
 arch=""
+kernels=""
 results="tests/bench/results/gpu.md"
 
 # shellcheck source=deploy/options.sh
@@ -48,6 +51,7 @@ results="tests/bench/results/gpu.md"
 flag --build-only
 flag --built
 flag --arch "a compute capability without its dot, 90 say" '[0-9]+[af]?'
+flag --kernels "a file"
 flag --results "a file"
 
 has_gpu() { nvidia-smi -L 2>/dev/null | grep -q '^GPU'; }
@@ -85,31 +89,39 @@ has_isa() {
 
 # One line a unit, the longest to compile first: object, source, compiler and its options. Every source there is, so that
 # none is forgotten: an object's folder is the program that it is linked into, or `kernels`, linked into both.
-units() {
-  local isa="-O3 -ffp-contract=off -fno-math-errno -fno-trapping-math" host="-O2 -ffp-contract=off -fno-math-errno"
-  local part name source cuda="nvcc -std=c++20 -O3 -gencode=arch=compute_$arch,code=sm_$arch --fmad=false"
+units() { cuda_units && if [[ -z $kernels ]]; then kernel_units; fi && program_units; }
+
+cuda_units() {
+  local part source cuda="nvcc -std=c++20 -O3 -gencode=arch=compute_$arch,code=sm_$arch --fmad=false"
   cuda+=" --expt-relaxed-constexpr -Xptxas=--warn-on-spills,--warn-on-local-memory-usage,--warning-as-error"
   cuda+=" -DBALLAST_CUDA_PARTS=$CUDA_PARTS"
   for ((part = 0; part < CUDA_PARTS; part++)); do
     echo "kernels/updates_$part kernels/cuda/cuda_updates.cu $cuda -DBALLAST_UNIT=cuda_unit_$part -DBALLAST_PART=$part"
   done
+  for source in kernels/cuda/*.cu; do
+    if [[ $source == */cuda_updates.cu ]]; then continue; fi # in parts
+    echo "kernels/$(basename "$source" .cu) $source $cuda -DBALLAST_UNIT=cuda_unit"
+  done
+}
+
+kernel_units() {
+  local name source isa="g++ -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math"
   for source in kernels/cpu/*.cc; do
     name=$(basename "$source" .cc)
-    if has_isa "$name"; then echo "kernels/$name $source g++ $isa $(isa_options "$name")"; fi
+    if has_isa "$name"; then echo "kernels/$name $source $isa $(isa_options "$name")"; fi
   done
-  for source in kernels/cuda/*.cu kernels/*.cc kernels/matrix/*.cc; do
-    name=$(basename "${source%.*}")
-    case $source in
-      kernels/cuda/cuda_updates.cu) ;; # in parts
-      *.cu) echo "kernels/$name $source $cuda -DBALLAST_UNIT=cuda_unit" ;;
-      *) echo "kernels/$name $source g++ $isa" ;;
-    esac
+  for source in kernels/*.cc kernels/matrix/*.cc; do
+    echo "kernels/$(basename "$source" .cc) $source $isa"
   done
+}
+
+program_units() {
+  local source host="g++ -O2 -ffp-contract=off -fno-math-errno"
   for source in tests/kernels/cuda/gpu_identity*.cc; do
-    echo "gpu_identity/$(basename "$source" .cc) $source g++ $host"
+    echo "gpu_identity/$(basename "$source" .cc) $source $host"
   done
   for source in gpu_bench gpu_matrices; do
-    echo "gpu_bench/$source tests/bench/$source.cc g++ $host"
+    echo "gpu_bench/$source tests/bench/$source.cc $host"
   done
 }
 
@@ -142,7 +154,7 @@ compile() {
 link() {
   local objects
   mapfile -t objects < <(units | sed -n "s,^\(\($1\|kernels\)/[^ ]*\) .*,$OBJECTS/\1.o,p")
-  nvcc -o "$BUILD/$1" "${objects[@]}"
+  nvcc -o "$BUILD/$1" "${objects[@]}" ${kernels:+"$kernels"}
 }
 
 find_cuda() {
@@ -167,6 +179,7 @@ describe_build() {
   printf 'CUDA compiler: %s\n' "$(nvcc --version | sed -n 's/.*release \([^,]*\), \(V[^ ]*\).*/\2/p')"
   printf 'compiled for: sm_%s\n' "$arch"
   printf 'C++ compiler: %s\n' "$(g++ --version | head -n 1)"
+  if [[ -n $kernels ]]; then printf 'kernels of the CPU: %s\n' "$kernels"; fi
   printf 'commit: %s\n' "$(git describe --always --dirty 2>/dev/null || echo unknown)"
 }
 
@@ -340,6 +353,7 @@ build() {
     note_part build skipped "" "--built"
     return
   fi
+  [[ -z $kernels || -f $kernels ]] || fail "there is no $kernels, which --kernels names"
   find_cuda
   choose_arch
   describe_build >"$FOUND/built.txt"

@@ -8,8 +8,8 @@
 #   --only PART   only the parts whose name begins so
 #   --record      the table is also written to tests/bench/results/soak.md
 #
-# Parts: the builds that tests/run.sh leaves out; all C++ tests of preset dev, most of which tests/run.sh runs under sanitizers
-# alone; the programs built twice, to the bit the same; the tests of strands, devices and files under the thread sanitizer; the
+# Parts: the builds that tests/run.sh leaves out, that of tests/gpu_check.sh by itself among them; all C++ tests of preset dev,
+# most of which tests/run.sh runs under sanitizers alone; the programs built twice, to the bit the same; the tests of strands, devices and files under the thread sanitizer; the
 # daemon's work on a GPU, played on the CPU under the address sanitizer; libFuzzer on the kernels, on everything at the edge and on
 # what is read back from a disk, 60 s each (tests/fuzz.py),
 # under sanitizers; 20,000 seeds of the step machine's simulator, and 20,000 of runs on several daemons; two ranks whose
@@ -70,6 +70,15 @@ test_dev() {
   cd "$ROOT" && ctest --preset dev --parallel "$((2 * $(nproc)))" --timeout 900 --no-tests=error
 }
 
+# As on a machine that has no other build, whose kernels tests/run.sh takes.
+build_for_gpu() {
+  if PATH="$PATH:/usr/local/cuda/bin" command -v nvcc; then
+    "$ROOT/tests/gpu_check.sh" --build-only
+  else
+    echo "NOT RUN: no nvcc"
+  fi
+}
+
 # Under the thread sanitizer: the C++ tests of all that does not go through gRPC, whose locks it cannot see.
 sanitize_threads() {
   cd "$ROOT" && deploy/setup.sh build tsan tsan_check ops_test server_unit_test &&
@@ -98,6 +107,7 @@ all_parts() {
   local target kind commit
   part "other builds" build_others
   part "ctest" test_dev
+  part "gpu build" build_for_gpu
   part "reproducible" "$ROOT/tests/reproducible.sh" ballastctl ballastd
   part "sanitized threads" sanitize_threads
   part "sanitized gpu" sanitize_gpu

@@ -261,6 +261,23 @@ def test_what_build_only_leaves_is_what_built_runs(tree):
     assert run(tree, "--build-only", "--arch", "80")[0] == 1
 
 
+def test_the_cpus_kernels_may_be_those_of_another_build(tree):
+    for name in ("nvcc", "g++"):
+        write_program(tree / "bin" / name, COMPILER)
+    programs = ["kernels/cuda/cuda_updates.cu", "tests/kernels/cuda/gpu_identity.cc", "tests/bench/gpu_bench.cc"]
+    for name in ("include/cuda_runtime.h", "kernels/cpu/scalar.cc", "kernels/a.cc", *programs):
+        write_program(tree / name, "")
+    code, said = run(tree, "--build-only", "--arch", "90", "--kernels", "made.a")
+    assert code == 1 and "there is no made.a, which --kernels names" in said, said
+    write_program(tree / "made.a", "")
+    code, said = run(tree, "--build-only", "--arch", "90", "--kernels", "made.a")
+    assert code == 0, said
+    linked = (tree / "build/gpu-check/gpu_identity").read_text()
+    assert " made.a" in linked and "updates_0.o" in linked and "scalar.o" not in linked and "/a.o" not in linked, linked
+    assert not (tree / "build/gpu-check/sm_90/kernels/scalar.o").exists()
+    assert "kernels of the CPU: made.a\n" in (tree / "build/gpu-check/built.txt").read_text()
+
+
 def test_a_build_that_fails_is_in_the_report(tree):
     write_program(tree / "bin" / "nvcc", COMPILER)
     write_program(tree / "include" / "cuda_runtime.h", "")
