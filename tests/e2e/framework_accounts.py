@@ -2,36 +2,58 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import signal
 import subprocess
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from daemon import ROOT, plain_environment
 
+sys.path.append(str(ROOT / "tests" / "python"))
+from nursery import Nursery
+
 PYTHON = ROOT / "build" / "frameworks-venv" / "bin" / "python"
+
+
+SETTINGS = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+PATIENCE_S = 280
+
+
+@functools.cache
+def nursery() -> Nursery:
+    """Of all tests: framework_loops.py, when it has imported the frameworks. It ends when this process does."""
+    assert PYTHON.exists(), f"{PYTHON} is missing: run deploy/setup.sh frameworks"
+    settings = [f"{name}={value}" for name, value in SETTINGS.items()]
+    return Nursery("env", *settings, PYTHON, ROOT / "tests" / "e2e" / "framework_loops.py")
 
 
 def told_by(
     kind: str, loops: list[str], folder: Path, *more: str, variables: dict[str, str] | None = None
 ) -> dict[str, Any]:
-    return ask("framework_loops.py", kind, str(folder), *loops, *more, variables=variables)
+    """What a process of its own told of these loops, which had more variables in its environment."""
+    environment = {**plain_environment(), **SETTINGS, **(variables or {})}
+    child = nursery().start(kind, str(folder), *loops, *more, environment=environment)
+    timer = threading.Timer(PATIENCE_S, child.send_signal, [signal.SIGKILL])
+    timer.start()
+    said = child.stdout.read()
+    code = child.wait(PATIENCE_S)
+    timer.cancel()
+    child.close()
+    assert code == 0, f"exit code {code}: {said[-2000:]}"
+    told: dict[str, Any] = json.loads(said.splitlines()[-1])
+    return told
 
 
-def ask(program: str, *arguments: str, variables: dict[str, str] | None = None) -> dict[str, Any]:
-    """The object that a program of this folder prints at its end, run with the frameworks, and with more variables in its
-    environment."""
-    assert PYTHON.exists(), f"{PYTHON} is missing: run deploy/setup.sh frameworks"
-    environment = {
-        **plain_environment(),
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        **(variables or {}),
-    }
+def ask(program: str, *arguments: str) -> dict[str, Any]:
+    """The object that a program of this folder prints at its end, run with the frameworks."""
     command = [PYTHON, ROOT / "tests" / "e2e" / program, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment)
+    environment = {**plain_environment(), **SETTINGS}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=environment)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return told

@@ -6,12 +6,17 @@ by ballast's, tell whether the optimizer was called as it must be.
 Prints one JSON object, by loop: the loss of each forward, what the framework logged as gradient norms and learning rates,
 the sum and the largest magnitude of each parameter at the end, and how many layers hold codes as they were served; or what
 the loop was refused with. The loops of one process are made one after another; ballast's run of each has its name.
+
+    framework_loops.py nursery N
+
+Imports all frameworks and forks such processes, as it is told by the socket that is descriptor N (tests/python/nursery.py).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -69,6 +74,20 @@ LOOPS: dict[str, Loop] = {
 }
 
 
+def attend_to_forks(descriptor: int) -> None:
+    """Returns in each of them."""
+    import lightning.pytorch
+    from accelerate import Accelerator
+    from datasets import Dataset
+    from transformers import LlamaForCausalLM, LlamaForSequenceClassification, Trainer
+    from trl import DPOTrainer, GRPOTrainer, RewardTrainer, SFTTrainer
+
+    sys.path.append(str(Path(__file__).parents[1] / "python"))
+    from nursery import attend
+
+    attend(socket.socket(fileno=descriptor))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kind", choices=["torch", "ballast"])
@@ -112,4 +131,6 @@ def forget_accelerate() -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "nursery":
+        attend_to_forks(int(sys.argv[2]))
     main()

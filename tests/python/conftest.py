@@ -7,8 +7,10 @@ import itertools
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -117,7 +119,7 @@ def _maker(daemon: Daemon, run: str, monkeypatch: pytest.MonkeyPatch) -> Iterato
 @functools.cache
 def nursery() -> Nursery:
     """Of all tests. It ends when this process does."""
-    return Nursery()
+    return Nursery(sys.executable, Path(__file__).with_name("trainer.py"))
 
 
 class Program:

@@ -1,4 +1,4 @@
-"""Processes of trainer.py as forks of one, which has imported torch: importing it takes longer than most of them."""
+"""Processes of one program as forks of one, which has imported what they need: importing it takes longer than most of them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ PATIENCE_S = 120.0  # for an answer, the first after torch was imported
 class Child:
     """A process of a nursery, in a session of its own, its stdin and stdout as text."""
 
-    def __init__(self, nursery: Nursery, words: tuple[str, ...]):
+    def __init__(self, nursery: Nursery, words: tuple[str, ...], environment: dict[str, str]):
         self._nursery = nursery
         self._code: int | None = None
         stdin, to_it = os.pipe()
         from_it, stdout = os.pipe()
         self.stdin: TextIO = open(to_it, "w")
         self.stdout: TextIO = open(from_it)
-        message = {"words": words, "environment": dict(os.environ), "folder": os.getcwd()}
+        message = {"words": words, "environment": environment, "folder": os.getcwd()}
         self.pid = nursery.ask(message, [stdin, stdout, 2])
         os.close(stdin)
         os.close(stdout)
@@ -43,7 +43,7 @@ class Child:
         """Its exit code; of one that a signal ended, minus the signal's number."""
         if self._code is None:
             if not select.select([self._ended], [], [], timeout)[0]:
-                raise subprocess.TimeoutExpired("trainer.py", timeout)
+                raise subprocess.TimeoutExpired("a child of the nursery", timeout)
             os.close(self._ended)
             self._code = self._nursery.ask({"ended": self.pid})
         return self._code
@@ -60,15 +60,17 @@ class Child:
 
 
 class Nursery:
-    """The process that forks, and this end of the line to it. It ends with this process, and kills its children. Thread-safe."""
+    """The process that forks, and this end of the line to it. It ends with this process, and kills its children. Thread-safe.
 
-    def __init__(self) -> None:
+    `command`: the program, which calls attend() where its words are "nursery" and a descriptor's number."""
+
+    def __init__(self, *command: str | Path) -> None:
         self._lock = threading.Lock()
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._line.settimeout(PATIENCE_S)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, Path(__file__).with_name("trainer.py"), "nursery", str(theirs.fileno())],
+                [*command, "nursery", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -86,8 +88,9 @@ class Nursery:
         assert answer, f"the nursery ended: {self._process.wait()}"
         return int(answer)
 
-    def start(self, *words: str) -> Child:
-        return Child(self, words)
+    def start(self, *words: str, environment: dict[str, str] | None = None) -> Child:
+        """environment: this process's own where None."""
+        return Child(self, words, dict(os.environ) if environment is None else environment)
 
 
 def attend(line: socket.socket) -> None:
