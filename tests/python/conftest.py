@@ -34,6 +34,8 @@ LONGEST = (
     "power",
     "convert",
     "restart",
+    "convert_memory",
+    "types",
 )
 
 

@@ -30,15 +30,12 @@ def test_the_package() -> None:
     assert found.returncode == 0, found.stdout + found.stderr
 
 
-def test_a_users_script() -> None:
-    found = mypy("--strict", "--config-file=", SCRIPT)
-    assert found.returncode == 0, found.stdout + found.stderr
-
-
-def test_what_is_wrong_in_a_script_is_found(tmp_path: Path) -> None:
+def test_of_two_scripts_what_is_wrong_in_one_is_found_and_nothing_else(tmp_path: Path) -> None:
     lines = ["from torch import nn", "import ballast", "def use(model: nn.Module, optimizer: ballast.AdamW) -> None:"]
     (tmp_path / "wrong.py").write_text("\n".join([*lines, *(f"    {line}" for line in WRONG)]) + "\n")
-    found = mypy("--strict", "--config-file=", tmp_path / "wrong.py").stdout.splitlines()
+    checked = mypy("--strict", "--config-file=", SCRIPT, tmp_path / "wrong.py")
+    found = checked.stdout.splitlines()
+    assert [error for error in found if "wrong.py:" not in error][:-1] == [], checked.stdout + checked.stderr
     for number, (line, names) in enumerate(WRONG.items(), len(lines) + 1):
         of_line = [error for error in found if f"wrong.py:{number}: error" in error]
         assert any(names in error for error in of_line), (line, found)
