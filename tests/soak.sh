@@ -9,16 +9,16 @@
 #   --record      the table is also written to tests/bench/results/soak.md
 #
 # Parts: the builds that tests/run.sh leaves out, that of tests/gpu_check.sh by itself among them; all C++ tests of preset dev,
-# most of which tests/run.sh runs under sanitizers alone; the programs built twice, to the bit the same; the tests of strands, devices and files under the thread sanitizer; the
-# daemon's work on a GPU, played on the CPU under the address sanitizer; libFuzzer on the kernels, on everything at the edge and on
-# what is read back from a disk, 60 s each (tests/fuzz.py),
-# under sanitizers; 20,000 seeds of the step machine's simulator, and 20,000 of runs on several daemons; two ranks whose
-# connections are cut a thousand times in 500 steps, in four kinds of run; the daemon's peak memory with 200 million parameters against the plan; 64 ranks
-# of one run as processes, one of them killed and the run rewound, against one trainer; daemons whose network fails, each in a namespace; real power cuts under a daemon
-# that writes checkpoints, on ext4 and XFS (needs root), with and without its syncs; 300 kill -9 of a daemon in
-# training, and 100 drains, with the digests of an undisturbed training in the end; trainers killed at random moments,
-# during which the daemon's memory, file descriptors and threads must stay level and its log free of errors; and a
-# healthy hour, in which no alert may fire. About two hours.
+# most of which tests/run.sh runs under sanitizers alone; the programs built twice, to the bit the same; the tests of strands,
+# devices and files under the thread sanitizer; the daemon's work on a GPU, played on the CPU under the address sanitizer;
+# libFuzzer on the kernels, on everything at the edge and on what is read back from a disk, 60 s each (tests/fuzz.py), under
+# sanitizers; 20,000 seeds of the step machine's simulator, and 20,000 of runs on several daemons; two ranks whose connections
+# are cut a thousand times in 500 steps, in four kinds of run; the daemon's peak memory with 200 million parameters against the
+# plan; 64 ranks of one run as processes, one of them killed and the run rewound, against one trainer; daemons whose network
+# fails, each in a namespace; real power cuts under a daemon that writes checkpoints, on ext4 and XFS (needs root), with and
+# without its syncs; 300 kill -9 of a daemon in training, and 100 drains, with the digests of an undisturbed training in the
+# end; trainers killed at random moments, during which the daemon's memory, file descriptors and threads must stay level and
+# its log free of errors; and a healthy hour, in which no alert may fire. About two hours.
 #
 # Expects the .venv that tests/run.sh makes; builds preset dev, installs clang and builds the fuzzers. Passes if every part does.
 # Reports are in build/soak.
