@@ -42,7 +42,8 @@ struct FoundChanges {
   std::optional<Changes> changes = {};  // none: they would take more than was allowed
 };
 
-// From `before` to `after`, which have the same length, a multiple of the width: 1, 2 or 4.
+// From `before` to `after`, which have the same length, a multiple of the width: 1, 2 or 4. Takes 4 bytes for each element that
+// has changed, meanwhile.
 FoundChanges FindChanges(absl::Span<const std::byte> before, absl::Span<const std::byte> after, size_t width,
                          uint64_t most_bytes);
 

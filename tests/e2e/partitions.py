@@ -50,9 +50,10 @@ def lacking() -> str:
     programs = [name for name in ("ip", "tc") if shutil.which(name) is None]
     if programs:
         return f"needs {' and '.join(programs)} (package iproute2)"
+    probe = f"ballast-probe-{os.getpid()}"  # files of tests run side by side, and several ask
     try:
-        run("ip", "netns", "add", "ballast-probe")
-        run("ip", "netns", "delete", "ballast-probe")
+        run("ip", "netns", "add", probe)
+        run("ip", "netns", "delete", probe)
     except AssertionError as why:
         return f"cannot make a network namespace: {why}"
     return ""
