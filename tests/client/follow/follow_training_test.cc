@@ -122,7 +122,8 @@ TEST(FollowDaemonTest, ARunThatDoesNotComeIsNotFoundInTheEnd) {
   EXPECT_THAT(std::string(gone.message()), AllOf(HasSubstr("'none'"), HasSubstr("nor did that change within 0.01 s")));
   std::atomic<bool> asked = false;
   options.interrupted = [&] { return asked.exchange(true); };  // the first look is before the wait
-  EXPECT_FALSE(Subscriber::Open(options, {.run_id = "none", .wait_for_run_s = 1e6}).ok());
+  const absl::Status interrupted = Subscriber::Open(options, {.run_id = "none", .wait_for_run_s = 1e6}).status();
+  EXPECT_EQ(interrupted.code(), absl::StatusCode::kCancelled) << interrupted;
 }
 
 TEST(FollowDaemonTest, ARunsEndIsAReadersEnd) {
