@@ -68,7 +68,8 @@ class DaemonSubscriber final : public HeldSubscriber {
                    SubscribeOptions subscription, FollowedWeights weights, std::shared_ptr<ChangeSignal> changes);
 
   absl::Status CheckReading(uint32_t tensor) const;
-  void Turn(Wish wish);
+  // `declines`: what the present call brings is not wanted any more.
+  void Turn(Wish wish, bool declines = false);
   // An answer about the run, for Now.
   template <typename Stub, typename Asked, typename Answer>
   absl::Status AskNow(Stub& stub, grpc::Status (Stub::*method)(grpc::ClientContext*, const Asked&, Answer*),

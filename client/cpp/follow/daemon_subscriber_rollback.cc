@@ -31,14 +31,14 @@ void DaemonSubscriber::Seek(std::optional<uint64_t> from, uint64_t every) {
     wish.from = now.offered ? now.offered : now.here;
     wish.from->set_step(*from);
   }
-  Turn(std::move(wish));
-  exchange_.Decline();
+  Turn(std::move(wish), /*declines=*/true);
 }
 
-void DaemonSubscriber::Turn(Wish wish) {
+void DaemonSubscriber::Turn(Wish wish, bool declines) {
   absl::MutexLock lock(&mu_);
   wish_ = std::move(wish);
   ++turns_;
+  if (declines) exchange_.Decline();
   if (call_ != nullptr) call_->TryCancel();
 }
 
@@ -46,6 +46,7 @@ void DaemonSubscriber::LearnWanted() {
   absl::MutexLock lock(&mu_);
   asked_ = wish_;
   turn_ = turns_;
+  exchange_.Begin();
 }
 
 bool DaemonSubscriber::IsWanted(const v1::VersionId& id) const {

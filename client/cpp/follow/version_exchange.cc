@@ -4,11 +4,15 @@
 
 namespace ballast {
 
+void VersionExchange::Begin() {
+  absl::MutexLock lock(&mu_);
+  declined_ = false;
+}
+
 bool VersionExchange::TakeWeights(bool all_here, std::optional<v1::VersionId> offered) {
   {
     absl::MutexLock lock(&mu_);
-    wanted_ = !receivers_;
-    declined_ = false;
+    wanted_ = !receivers_ && !declined_;
     offered_ = std::move(offered);
   }
   Tell();
@@ -17,7 +21,7 @@ bool VersionExchange::TakeWeights(bool all_here, std::optional<v1::VersionId> of
   mu_.Await(absl::Condition(&over));
   wanted_ = false;
   offered_.reset();
-  if (closed_ || std::exchange(declined_, false)) return false;
+  if (closed_ || declined_) return false;
   receivers_ = true;
   all_here_ = all_here;
   return true;
@@ -91,7 +95,8 @@ HeldSubscriber::Standing VersionExchange::standing() const {
 
 void VersionExchange::Decline() {
   absl::MutexLock lock(&mu_);
-  declined_ = std::exchange(wanted_, false);
+  declined_ = true;
+  wanted_ = false;
 }
 
 void VersionExchange::Close() {

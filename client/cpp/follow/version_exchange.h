@@ -26,6 +26,8 @@ class VersionExchange {
   explicit VersionExchange(std::shared_ptr<ChangeSignal> changes) : changes_(std::move(changes)) {}
 
   // --- the receiver ---
+  // A call begins: what it brings was not declined.
+  void Begin();
   // Returns when the weights are the receiver's. `all_here`: what it writes is all here, so that the caller waits for it
   // whatever its timeout. `offered`: the version that it writes; none: it is none. False: Close or Decline was called.
   bool TakeWeights(bool all_here, std::optional<v1::VersionId> offered);
@@ -46,7 +48,8 @@ class VersionExchange {
 
   // --- anyone ---
   HeldSubscriber::Standing standing() const;
-  // The receiver that waits for the weights does not get them.
+  // The receiver does not get the weights for what the present call brings: what it waits to write, and what it has read and
+  // is about to wait with.
   void Decline();
   void Close();
   bool closed() const;
@@ -63,7 +66,7 @@ class VersionExchange {
   bool wanted_ ABSL_GUARDED_BY(mu_) = false;   // by the receiver, and they are the caller's
   bool granted_ ABSL_GUARDED_BY(mu_) = false;  // the caller waits in Next for a version
   bool all_here_ ABSL_GUARDED_BY(mu_) = false;
-  bool declined_ ABSL_GUARDED_BY(mu_) = false;                   // what is wanted
+  bool declined_ ABSL_GUARDED_BY(mu_) = false;                   // since Begin
   std::optional<v1::VersionId> offered_ ABSL_GUARDED_BY(mu_);    // while it is wanted
   std::optional<v1::VersionId> here_ ABSL_GUARDED_BY(mu_);       // published last
   std::optional<FollowedVersion> version_ ABSL_GUARDED_BY(mu_);  // that Next has not returned

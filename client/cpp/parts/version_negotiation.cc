@@ -120,7 +120,7 @@ std::vector<VersionNegotiation::Order> VersionNegotiation::Relax(absl::Span<cons
   missed_ = calm_ = 0;
   std::vector<Order> orders;
   for (size_t p = 0; p < standings.size(); ++p) {
-    if (standings[p].here) orders.push_back(GoOn(p));
+    if (standings[p].here || told_[p].from) orders.push_back(GoOn(p));
   }
   return orders;
 }

@@ -65,7 +65,7 @@ class VersionNegotiation {
   // What parts are told once the version that was agreed on was handed out; empty: they go on as they are.
   std::vector<Order> OnHandedOut();
   // The run may be at rest, short of the step that parts were told or that they wait for: each goes on to what there is. Not one
-  // whose weights are of no version: it is being sent one.
+  // whose weights are of no version, unless it waits for a step too: it is being sent one.
   std::vector<Order> Relax(absl::Span<const Standing> standings);
   // A part whose offer is of no use goes on to the next.
   Order GoOn(size_t part) { return Tell({.part = part, .every = stride_}); }

@@ -68,7 +68,7 @@ TEST_P(PartsFollowTest, WhileTwoRanksTrainEveryVersionIsOfOneStep) {
   std::vector<std::thread> threads;
   for (auto& rank : ranks) threads.emplace_back([&rank, &training] { rank->Train(1, training.steps); });
   std::vector<std::string> patched(kDozen);  // the first version, and what changed since
-  for (uint64_t step = 0; step < static_cast<uint64_t>(training.steps);) {
+  for (uint64_t step = 0; step < static_cast<uint64_t>(training.steps) && !HasFailure();) {
     const FollowedVersion version = Reach(*reader, step);
     step = version.step;
     EXPECT_TRUE(Here(*reader) == wanted[step]) << step;
