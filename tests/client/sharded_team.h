@@ -18,6 +18,7 @@
 #include "client/cpp/client.h"
 #include "client/cpp/wire/tensor_table.h"
 #include "tests/client/quiet_client.h"
+#include "tests/normals.h"
 
 namespace ballast {
 
@@ -61,10 +62,10 @@ inline v1::RunSpec SpecOf(const ShardedSpec& wanted) {
 // Normal values and zeros of both signs, in fp32 or bf16.
 inline std::string ValuesOf(const std::string& dtype, uint32_t tensor, uint64_t seed) {
   std::mt19937_64 random(seed * 1000 + tensor);
-  std::normal_distribution<float> normal(0, 0.1f);
+  const std::vector<float> normals = testing::NormalValues(seed * 1000 + tensor, 0.1f, ElementsOf(tensor));
   std::string bytes;
   for (uint64_t e = 0; e < ElementsOf(tensor); ++e) {
-    const float value = random() % 16 == 0 ? (random() % 2 == 0 ? 0.0f : -0.0f) : normal(random);
+    const float value = random() % 16 == 0 ? (random() % 2 == 0 ? 0.0f : -0.0f) : normals[e];
     uint32_t bits = 0;
     std::memcpy(&bits, &value, sizeof(bits));
     if (dtype == "bf16") bits >>= 16;

@@ -8,7 +8,6 @@
 #include <cmath>
 #include <functional>
 #include <map>
-#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -17,6 +16,7 @@
 
 #include "client/cpp/client.h"
 #include "tests/client/real_daemon.h"
+#include "tests/normals.h"
 
 namespace ballast {
 
@@ -179,11 +179,7 @@ class PartsRank {
   }
 
   std::vector<float> Draw(uint32_t seed, uint32_t tensor, float scale) const {
-    std::mt19937 random(seed);
-    std::normal_distribution<float> normal(0, scale);
-    std::vector<float> values(Elements(tensor));
-    for (float& value : values) value = normal(random);
-    return values;
+    return testing::NormalValues(seed, scale, Elements(tensor));
   }
   static absl::Span<const std::byte> Bytes(const std::vector<float>& values) {
     return {reinterpret_cast<const std::byte*>(values.data()), values.size() * sizeof(float)};

@@ -6,7 +6,6 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
-#include <random>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -15,6 +14,7 @@
 #include "absl/synchronization/notification.h"
 
 #include "server/plan/plan.h"
+#include "tests/normals.h"
 #include "tests/server/device/device_model.h"
 
 namespace ballast {
@@ -31,10 +31,8 @@ class Tensor {
       buffers_.push_back(device->Allocate(AlignedPlaneBytes(plane, kTensorElements), Place::kDevice).value());
       if (plane.kind == kernels::PlaneKind::kWeights) master_planes_[masters_++] = buffers_.back().data();
     }
-    std::mt19937 random(1);
-    std::normal_distribution<float> normal(0, 1);
-    for (float& x : weights_) x = normal(random);
-    for (float& x : gradient_) x = normal(random);
+    testing::FillNormal(1, 1, absl::MakeSpan(weights_));
+    testing::FillNormal(2, 1, absl::MakeSpan(gradient_));
   }
 
   void Load() {
@@ -324,10 +322,8 @@ TEST(CpuDeviceTest, ASumIsThatOfItsTermsInOrder) {
     std::atomic<int> given_back = 0;
   };
   constexpr uint64_t kRanks = 3, kPartBegin = 70001;  // which the last rank has from here on
-  std::vector<std::vector<float>> sent(kRanks, std::vector<float>(kTensorElements));
-  std::mt19937 random(3);
-  for (auto& values : sent)
-    std::generate(values.begin(), values.end(), [&] { return std::normal_distribution<float>()(random); });
+  std::vector<std::vector<float>> sent;
+  for (uint64_t rank = 0; rank < kRanks; ++rank) sent.push_back(testing::NormalValues(rank, 1, kTensorElements));
   for (const uint32_t threads : {1u, 5u}) {
     CpuDevice device({.threads = threads});
     const auto queue = device.NewQueue({}).value();

@@ -8,7 +8,6 @@
 #include <cstring>
 #include <deque>
 #include <memory>
-#include <random>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -20,6 +19,7 @@
 #include "proto/checksum.h"
 
 #include "server/device/device.h"
+#include "tests/normals.h"
 #include "tests/server/device/matrix_room.h"
 
 namespace ballast::testing {
@@ -52,10 +52,7 @@ class Model {
   void Load() {
     loaded_.resize(sizes_.size());
     for (size_t i = 0; i < sizes_.size(); ++i) {
-      std::mt19937 random(static_cast<uint32_t>(i));
-      std::normal_distribution<float> normal(0, 1);
-      loaded_[i].resize(sizes_[i]);
-      for (float& x : loaded_[i]) x = normal(random);
+      loaded_[i] = NormalValues(i, 1, sizes_[i]);
       for (uint64_t first = 0; first < sizes_[i]; first += kPiece) {
         queue_->Submit(
             LoadTask{.master = master(),
@@ -103,10 +100,8 @@ class Model {
       SumTask sum{
           .to = pool_.data() + at_[i], .elements = sizes_[i], .format = kernels::FindWireFormat("fp32"), .first = true};
       for (uint64_t rank = 0; rank < 2; ++rank) {
-        std::mt19937 random(static_cast<uint32_t>(100 * t + 10 * i + rank));
         std::string payload(sizes_[i] * sizeof(float), '\0');
-        auto* const grad = reinterpret_cast<float*>(payload.data());
-        for (uint64_t e = 0; e < sizes_[i]; ++e) grad[e] = std::normal_distribution<float>(0, 0.1f)(random);
+        FillNormal(100 * t + 10 * i + rank, 0.1f, {reinterpret_cast<float*>(payload.data()), sizes_[i]});
         sum.terms.push_back({.payload = Payload(std::move(payload)), .first = 0, .last = sizes_[i]});
       }
       queue_->Submit(
@@ -135,11 +130,10 @@ class Model {
   void Fill(uint64_t t) {
     queue_->WaitIdle();  // the pool's bytes are free
     for (size_t i = 0; i < sizes_.size(); ++i) {
-      std::mt19937 random(static_cast<uint32_t>(100 * t + i));
-      std::normal_distribution<float> normal(0, 0.1f);
+      const std::vector<float> values = NormalValues(100 * t + i, 0.1f, sizes_[i]);
       const size_t bytes = kernels::WireFormats()[static_cast<size_t>(Gradients())].bytes;
       for (uint64_t e = 0; e < sizes_[i]; ++e) {
-        const uint32_t bits = std::bit_cast<uint32_t>(normal(random)) >> (32 - 8 * bytes);  // bf16: the upper half
+        const uint32_t bits = std::bit_cast<uint32_t>(values[e]) >> (32 - 8 * bytes);  // bf16: the upper half
         std::memcpy(pool_.data() + at_[i] + e * bytes, &bits, bytes);
       }
     }

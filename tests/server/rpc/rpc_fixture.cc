@@ -1,11 +1,11 @@
 #include "tests/server/rpc/rpc_fixture.h"
 
 #include <cstring>
-#include <random>
 
 #include "proto/checksum.h"
 
 #include "server/convert/convert.h"
+#include "tests/normals.h"
 
 namespace ballast::testing {
 
@@ -97,24 +97,15 @@ v1::RunStatus RpcTest::Status(const std::string& run_id) {
 }
 
 std::vector<float> RpcTest::Weights(const RunSpec& spec, uint32_t tensor) {
-  std::mt19937 random(tensor + 1);
-  std::normal_distribution<float> normal(0, 0.05f);
-  std::vector<float> weights(spec.tensors[tensor].elements);
-  for (float& w : weights) w = normal(random);
-  return weights;
+  return NormalValues(tensor + 1, 0.05f, spec.tensors[tensor].elements);
 }
 
 std::string RpcTest::Gradient(const RunSpec& spec, uint32_t tensor, uint64_t step) {
-  std::mt19937_64 random(step * 1000 + tensor);
-  std::normal_distribution<float> normal(0, 0.01f);
+  const std::vector<float> values = NormalValues(step * 1000 + tensor, 0.01f, spec.tensors[tensor].elements);
   const uint64_t bytes = WireBytes(spec.tensors[tensor].gradient_format);
-  std::string gradient;
-  for (uint64_t i = 0; i < spec.tensors[tensor].elements; ++i) {
-    const float x = normal(random);
-    char raw[4];
-    std::memcpy(raw, &x, 4);
-    gradient.append(raw + 4 - bytes, bytes);  // bf16: the upper half
-  }
+  const char* from = reinterpret_cast<const char*>(values.data()) + sizeof(float) - bytes;  // bf16: the upper half
+  std::string gradient(values.size() * bytes, '\0');
+  for (size_t i = 0; i < values.size(); ++i) std::memcpy(&gradient[i * bytes], from + i * sizeof(float), bytes);
   return gradient;
 }
 

@@ -7,7 +7,6 @@
 #include <cstring>
 #include <memory>
 #include <numeric>
-#include <random>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -19,6 +18,7 @@
 #include "server/device/cpu_device.h"
 #include "server/device/gpu_device.h"
 #include "server/store/parameter_store.h"
+#include "tests/normals.h"
 #include "tests/server/device/fake_gpu.h"
 #include "tests/server/specs.h"
 
@@ -152,9 +152,7 @@ class Store {
 
  private:
   void Fill(uint32_t tensor, uint64_t seed, float scale, float* values) const {
-    std::mt19937 random(static_cast<uint32_t>(seed));
-    std::normal_distribution<float> normal(0, scale);
-    for (uint64_t e = 0; e < spec_.tensors[tensor].elements; ++e) values[e] = normal(random);
+    FillNormal(seed, scale, {values, spec_.tensors[tensor].elements});
   }
   void Load(uint32_t tensor) {
     const uint64_t elements = spec_.tensors[tensor].elements;
