@@ -20,6 +20,7 @@ import re
 import subprocess
 import sys
 import uuid
+from collections.abc import Iterable
 from datetime import datetime, timezone
 from pathlib import Path
 from urllib.parse import quote
@@ -66,15 +67,26 @@ def needed(elf: Path) -> list[str]:
     return [name for name in named if not name.startswith("ld-linux")]
 
 
+def packages_of(patterns: Iterable[str]) -> dict[str, str]:
+    """By file that is like one of these: its package."""
+    told = subprocess.run(["dpkg-query", "-S", *patterns], capture_output=True, text=True).stdout
+    return dict(reversed(line.split(": ")) for line in told.splitlines() if not line.startswith("diversion by"))
+
+
 def owners(found: dict[str, Path]) -> dict[str, str]:
     """Each library's package: whose file it is; or, of a copy such as the portable folder's, whose file of that name is."""
-    told = subprocess.run(["dpkg-query", "-S", *(f"*/{name}" for name in found)], capture_output=True, text=True).stdout
-    files = dict(reversed(line.split(": ")) for line in told.splitlines() if not line.startswith("diversion by"))
+    places = {
+        name: [str(path), f"/usr{path}", str(path).removeprefix("/usr"), str(path.resolve())]
+        for name, path in found.items()
+    }
+    files = packages_of(place for some in places.values() for place in some)
+    copies = [name for name in found if not files.keys() & places[name]]
+    if copies:
+        files |= packages_of(f"*/{name}" for name in copies)  # of which each takes dpkg a tenth of a second
     packages = {}
-    for name, path in found.items():
-        places = [str(path), f"/usr{path}", str(path).removeprefix("/usr"), str(path.resolve())]
-        places += [place for place in files if place.endswith(f"/{name}")]
-        packages[name] = next((files[place] for place in places if place in files), "")
+    for name in found:
+        there = [*places[name], *(place for place in files if place.endswith(f"/{name}"))]
+        packages[name] = next((files[place] for place in there if place in files), "")
     if unknown := [name for name, of in packages.items() if not of]:
         sys.exit(f"sbom.py: of no package of this machine: {', '.join(unknown)}; run it where the programs were built")
     return packages
