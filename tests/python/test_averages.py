@@ -20,6 +20,7 @@ import ballast
 from ballast import checkpoint, numerics
 from daemon import BINARY, Daemon
 from document_averages import begun, moved
+from durable import checkpoints
 from models import layered
 from torchs_average import TorchsAverage
 
@@ -230,7 +231,7 @@ def test_a_checkpoint_has_it(tmp_path: Path) -> None:
                 step(model, optimizer, number)
             optimizer.checkpoint()
             averaged = {decay: optimizer.averaged(decay) for decay in DECAYS}
-    kept = checkpoint.open(max((tmp_path / "runs" / "kept").iterdir()))
+    kept = checkpoint.open(checkpoints(tmp_path, "kept")[-1])
     assert kept.verify() == ()
     assert kept.planes("0.weight")[-4:] == ("average0.hi", "average0.lo", "average1.hi", "average1.lo")
     for decay in DECAYS:

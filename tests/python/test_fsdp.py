@@ -13,6 +13,7 @@ import ballast
 from ballast import checkpoint
 from conftest import Program, kept
 from daemon import Daemon
+from durable import checkpoints
 from models import distance
 from sharded_model import Blocks
 from torchs_average import TorchsAverage
@@ -310,7 +311,7 @@ def test_averages_of_a_sharded_run_go_on_from_a_checkpoint(order: Order, tmp_pat
         case = {"steps": 3, "options": options, "checkpoint": True}
         before = order("averaged", 2, case, server=first.server, name="-kept")
     (folder,) = (tmp_path / "runs").iterdir()
-    stored = checkpoint.open(max(folder.iterdir()))
+    stored = checkpoint.open(checkpoints(tmp_path, folder.name)[-1])
     for decay in DECAYS:
         for name, average in before[0]["averages"][str(decay)].items():
             assert stored.average(name, decay).ravel().tolist() == average, (name, decay)
