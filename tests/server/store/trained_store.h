@@ -157,7 +157,7 @@ class Store {
   void Load(uint32_t tensor) {
     const uint64_t elements = spec_.tensors[tensor].elements;
     std::vector<float> weights(elements);
-    Fill(tensor, tensor, 1, weights.data());
+    Fill(tensor, tensor, 0.1f, weights.data());  // small enough for an update to move each, in bf16 too
     for (uint64_t first = 0; first < elements; first += spec_.chunk_elements) {
       Wait(1, [&](auto done) {
         store_->Load({tensor, first, std::min(elements, first + spec_.chunk_elements)}, kernels::FindWireFormat("fp32"),
