@@ -1,22 +1,13 @@
 #include "tests/normals.h"
 
+#include "tests/split_mix.h"
+
 namespace ballast::testing {
-namespace {
-
-// SplitMix64 (Steele, Lea, Flood 2014).
-uint64_t NextWord(uint64_t* state) {
-  uint64_t z = *state += 0x9e3779b97f4a7c15;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
-  return z ^ (z >> 31);
-}
-
-}  // namespace
 
 void FillNormal(uint64_t seed, float deviation, absl::Span<float> values) {
   const float unit = deviation * 1.7320508f * 0x1p-16f;  // a sum of four has a variance of 2^32 / 3
   for (float& value : values) {
-    const uint64_t word = NextWord(&seed);
+    const uint64_t word = SplitMix(&seed);
     const auto sum =
         static_cast<int32_t>((word & 0xffff) + (word >> 16 & 0xffff) + (word >> 32 & 0xffff) + (word >> 48));
     value = unit * static_cast<float>(sum - 2 * 0xffff);

@@ -12,6 +12,7 @@
 #include "absl/strings/str_split.h"
 
 #include "server/base/status_macros.h"
+#include "tests/split_mix.h"
 
 namespace ballast {
 
@@ -30,15 +31,6 @@ std::string ModelFolderOf(const std::string& path) {
 
 absl::Status ModelError(const char* what, const std::string& path, const absl::Status& why) {
   return absl::Status(why.code(), absl::StrCat("cannot ", what, " ", path, ": ", why.message()));
-}
-
-// A generator of its own, so that a seed means the same everywhere.
-uint64_t DrawOfModel(uint64_t* state) {
-  *state += 0x9e3779b97f4a7c15ull;
-  uint64_t z = *state;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-  return z ^ (z >> 31);
 }
 
 class ModelLock final : public FolderLock {
@@ -356,8 +348,8 @@ std::unique_ptr<ModelFs> ModelFs::AfterCut(uint64_t seed) const {
   const uint64_t kept_of_8 = seed % 3 == 0 ? 1 : seed % 3 == 1 ? 7 : 4;
   return AfterCut([&](uint64_t options) -> uint64_t {
     if (seed <= 1) return seed * (options - 1);
-    const uint64_t drawn = DrawOfModel(&draw);
-    if (options > 2 && drawn % 4 == 0) return DrawOfModel(&draw) % options;
+    const uint64_t drawn = testing::SplitMix(&draw);
+    if (options > 2 && drawn % 4 == 0) return testing::SplitMix(&draw) % options;
     return drawn / 4 % 8 < kept_of_8 ? options - 1 : 0;
   });
 }
