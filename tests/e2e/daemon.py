@@ -2,7 +2,6 @@
 
 import os
 import re
-import resource
 import signal
 import subprocess
 import threading
@@ -63,14 +62,11 @@ class Daemon:
         ]
         self.flags += ["--log.format", "json", *flags]
         self.process = None
-        self.descriptors = descriptors
         self.environment = environment or {}
         self.clients = clients or {}
         self.launcher = launcher or []
-
-    def limit_descriptors(self) -> None:
-        if self.descriptors is not None:
-            resource.setrlimit(resource.RLIMIT_NOFILE, self.descriptors)
+        if descriptors is not None:  # by a program: a preexec_fn would run the fork handlers of the test's libraries
+            self.launcher = ["prlimit", "--nofile={}:{}".format(*descriptors), *self.launcher]
 
     def __enter__(self) -> "Daemon":
         with self.log.open("wb") as log:
@@ -81,7 +77,6 @@ class Daemon:
                 stdin=subprocess.DEVNULL,
                 text=True,
                 env=plain_environment() | self.environment,
-                preexec_fn=self.limit_descriptors,
             )
         # The daemon prints one line when it serves, or ends.
         banner = re.search(r"grpc (.+?)(?: \(tls\))? \| metrics https?://([^/\s]+)", self.process.stdout.readline())
