@@ -4,7 +4,8 @@
 
 A stage that failed without any failed test in a report (a build, a crash of the runner) counts as one failure. Of a stage
 that was repeated, "ctest 2" say, the report is ctest-dev-2.xml. Under a GoogleTest program that failed stand its failed
-checks and a sanitizer's report. Exits non-zero if anything failed or no test ran at all.
+checks and a sanitizer's report, under a test of pytest the end of its error. Exits non-zero if anything failed or no test
+ran at all.
 """
 
 import re
@@ -25,6 +26,8 @@ REPORTS = {
 # What says in a GoogleTest program's output why it failed, and how many lines after it belong to it.
 TELLING = {": Failure": 6, "Sanitizer: ": 12, "runtime error: ": 6, "[  FAILED  ] ": 0}
 MOST_LINES = 60
+MOST_OF_AN_ERROR = 20
+WIDEST = 300
 
 
 def outcome(case: ElementTree.Element) -> tuple[str, str]:
@@ -50,6 +53,13 @@ def telling(output: str) -> list[str]:
     return [lines[at] for at in sorted(kept)[:MOST_LINES]] or lines[-10:]
 
 
+def error(case: ElementTree.Element) -> list[str]:
+    """The end of what a failed test of pytest raised; its first line stands beside the test's name."""
+    failure = next((child.text for child in case if child.tag in ("failure", "error")), None) or ""
+    raised = [line[1:].strip()[:WIDEST] for line in failure.splitlines() if re.match("E( |$)", line)]
+    return raised[1:][-MOST_OF_AN_ERROR:]
+
+
 def read_report(path: Path) -> list[tuple[str, str, str, list[str]]]:
     """(outcome, name, why, what it printed of that) of every test in one report."""
     cases = []
@@ -57,7 +67,7 @@ def read_report(path: Path) -> list[tuple[str, str, str, list[str]]]:
         result, why = outcome(case)
         owner = case.get("classname", "")
         name = case.get("name", "") if owner in ("", case.get("name")) else f"{owner}.{case.get('name')}"
-        printed = telling(case.findtext("system-out") or "") if case.get("status") == "fail" else []
+        printed = telling(case.findtext("system-out") or "") if case.get("status") == "fail" else error(case)
         cases.append((result, name, why.splitlines()[0] if why else "", printed))
     return cases
 

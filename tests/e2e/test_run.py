@@ -93,6 +93,23 @@ def test_what_a_failed_program_printed_of_its_failure_stands_under_it(tree, prin
     assert lines[lines.index("FAILED   ctest 2: Stream.Cut") + 1 : -1] == [f"    {line}" for line in listed], said
 
 
+RAISES = """
+def test_it():
+    assert False, "a start\\n" + "\\n".join(f"{line} of its lines" for line in range(1, 31))
+"""
+
+
+def test_the_end_of_what_a_test_of_pytest_raised_stands_under_it(tree):
+    (tree / "test_raises.py").write_text(RAISES)
+    report = tree / "pytest-python.xml"
+    subprocess.run([sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", tree / "test_raises.py"], cwd=tree)
+    counted = subprocess.run([sys.executable, tree / "tests" / "count.py", tree], capture_output=True, text=True)
+    said = counted.stdout.splitlines()
+    listed = [f"    {line} of its lines" for line in range(12, 31)] + ["    assert False"]
+    assert said[0].startswith("FAILED   pytest: test_raises.test_it (AssertionError: a start"), counted
+    assert (said[1:-1], said[-1]) == (listed, "0 passed, 1 failed, 0 skipped"), counted
+
+
 def test_once_is_as_without(tree):
     code, said, _ = run(tree, "--only", "ctest")
     assert code == 0 and said.splitlines()[-1] == "2 passed, 0 failed, 0 skipped", said
