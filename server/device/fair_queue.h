@@ -8,11 +8,11 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <deque>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "server/base/ring.h"
 #include "server/device/device.h"
 
 namespace ballast {
@@ -70,7 +70,7 @@ struct FairQueue {
   // What costs so much is not worth waiting for Wake: one job; all that wait.
   static constexpr uint64_t kLargeBytes = 32 << 10, kWakeBytes = 256 << 10;
 
-  std::deque<DeviceJob> jobs = {};
+  Ring<DeviceJob> jobs = {};
   uint64_t served_bytes = 0;
   uint64_t waiting_bytes = 0;  // what the jobs cost
   bool woken = false;          // so that they are to be served
@@ -80,13 +80,12 @@ struct FairQueue {
     if (idle) served_bytes = std::max(served_bytes, clock);
     waiting_bytes += job.cost_bytes;
     woken = woken || job.cost_bytes >= kLargeBytes || waiting_bytes >= kWakeBytes;
-    jobs.push_back(std::move(job));
+    jobs.push(std::move(job));
   }
   void Wake() { woken = !jobs.empty(); }
   // Requires a job in the queue.
   DeviceJob Take(FairClock* clock) {
-    DeviceJob job = std::move(jobs.front());
-    jobs.pop_front();
+    DeviceJob job = jobs.pop();
     *clock = std::max(*clock, served_bytes);
     served_bytes += job.cost_bytes;
     waiting_bytes -= job.cost_bytes;

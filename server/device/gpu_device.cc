@@ -365,13 +365,12 @@ void GpuDevice::FinishLoop() {
 }
 
 void GpuDevice::Fail(const absl::Status& why) {
-  std::deque<DeviceJob> dropped;
+  std::vector<DeviceJob> dropped;
   {
     absl::MutexLock lock(&mu_);
     failed_ = true;
     for (Queue* q : queues_) {
-      dropped.insert(dropped.end(), std::make_move_iterator(q->jobs.begin()), std::make_move_iterator(q->jobs.end()));
-      q->jobs.clear();
+      while (!q->jobs.empty()) dropped.push_back(q->jobs.pop());
     }
   }
   absl::MutexLock lock(&watch_mu_);

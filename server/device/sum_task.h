@@ -4,8 +4,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/types/span.h"
 
 #include "kernels/registry.h"
@@ -30,7 +30,7 @@ struct SumTask {
   // The sum begins: what `to` held before is forgotten. An element that one term alone has is then what came, to the
   // bit. One that no term has is -0.0, to which what comes later is added without a trace; without `adds`, 0.
   bool first = false;
-  std::vector<Term> terms = {};
+  absl::InlinedVector<Term, 1> terms = {};
 };
 
 // What the task writes to.

@@ -36,6 +36,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
+
 #include "server/base/first_fit.h"
 #include "server/base/index_set.h"
 #include "server/step/coverage.h"
@@ -68,7 +70,7 @@ class ReductionTracker {
   struct Sum {
     ChunkId id;
     Slab slab;
-    std::vector<uint32_t> ranks;
+    absl::InlinedVector<uint32_t, 4> ranks;
     bool first = false;
   };
   // Every contribution to the tensor is in its sum. No slab: it was absent everywhere.
@@ -78,8 +80,8 @@ class ReductionTracker {
   };
   // What became possible, in an order in which it may be carried out: sums first.
   struct Progress {
-    std::vector<Sum> sums;
-    std::vector<Complete> complete;
+    absl::InlinedVector<Sum, 1> sums;
+    absl::InlinedVector<Complete, 1> complete;
   };
   enum class Arrival { kNew, kAgain, kOther };  // kAgain: with the same checksum; kOther: with another one
 

@@ -7,6 +7,7 @@
 #include <variant>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 
 #include "server/step/reduction_tracker.h"
@@ -218,6 +219,6 @@ using StepEffect = std::variant<effect::Reject, effect::Attached, effect::Fence,
                                 effect::Begun, effect::Hold, effect::Drop, effect::Sum, effect::Forget, effect::Update,
                                 effect::Measure, effect::Measured, effect::Abandon, effect::Judge, effect::Publish,
                                 effect::Close, effect::Result, effect::Discard>;
-using StepEffects = std::vector<StepEffect>;
+using StepEffects = absl::InlinedVector<StepEffect, 4>;
 
 }  // namespace ballast

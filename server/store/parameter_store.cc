@@ -35,6 +35,7 @@ ParameterStore::ParameterStore(Environment environment)
     : environment_(std::move(environment)),
       stays_(environment_.past == nullptr ? std::vector<bool>(environment_.spec->tensors.size())
                                           : environment_.past->Staying(*environment_.spec)),
+      completions_(environment_.strand),
       spots_(environment_.spec->tensors.size()),
       versions_(environment_.spec->tensors.size()),
       updates_(environment_.spec->tensors.size()),
@@ -155,7 +156,7 @@ std::array<std::byte*, kernels::kMaxPlanes> ParameterStore::MasterPlanes(uint32_
 
 void ParameterStore::SubmitUpdate(uint32_t tensor, const UpdateTask& task, Done done) {
   const bool shares = task.kernel->fit != nullptr;
-  Submit(tensor, task, OnStrand(std::move(done)), shares ? std::nullopt : std::optional(tensor));
+  Submit(tensor, task, completions_.OnStrand(std::move(done)), shares ? std::nullopt : std::optional(tensor));
 }
 
 void ParameterStore::Submit(uint32_t tensor, DeviceTask task, DeviceQueue::Completion done) {
@@ -166,16 +167,10 @@ void ParameterStore::Submit(uint32_t tensor, DeviceTask task, DeviceQueue::Compl
                             std::optional<uint32_t> works_on) {
   ShardOf(tensor).queue->Enqueue(std::move(task), std::move(done), works_on);
   if (wakes_.exchange(true)) return;
-  environment_.strand->Post([this, awaited = awaited_] {
+  completions_.Post([this] {
     wakes_ = false;
     for (Shard& shard : shards_) shard.queue->Wake();
   });
-}
-
-DeviceQueue::Completion ParameterStore::OnStrand(Done done) {
-  return [strand = environment_.strand, done = std::move(done), awaited = awaited_](const TaskResult& result) mutable {
-    strand->Post([done = std::move(done), awaited = std::move(awaited), result]() mutable { done(result); });
-  };
 }
 
 UpdateTask ParameterStore::MakeUpdate(uint32_t tensor, const UpdateValues& values, uint64_t t) {
@@ -207,11 +202,11 @@ void ParameterStore::TakeMatrix(uint32_t tensor, UpdateTask* task) const {
 }
 
 void ParameterStore::Sum(uint32_t tensor, SumTask sum, Done done) {
-  Submit(tensor, std::move(sum), OnStrand(std::move(done)));
+  Submit(tensor, std::move(sum), completions_.OnStrand(std::move(done)));
 }
 
 void ParameterStore::WhenSummed(uint32_t tensor, Done done) {
-  Submit(tensor, SumTask{}, OnStrand(std::move(done)));  // of nothing, which parts no batch of a GPU
+  Submit(tensor, SumTask{}, completions_.OnStrand(std::move(done)));  // of nothing, which parts no batch of a GPU
 }
 
 void ParameterStore::Update(uint32_t tensor, const UpdateValues& values, Done done) {
@@ -258,7 +253,7 @@ void ParameterStore::Measure(uint32_t tensor, const UpdateValues& values, Done d
                      .elements = environment_.spec->tensors[tensor].elements,
                      .scale = GradientScale(values),
                      .tiles = TilesOf(tensor)},
-         OnStrand(std::move(done)));
+         completions_.OnStrand(std::move(done)));
 }
 
 void ParameterStore::DryUpdate(uint32_t tensor, const UpdateValues& values, Done done) {
@@ -286,7 +281,7 @@ void ParameterStore::Curvature(uint32_t tensor, const UpdateValues& values, Done
   task.probe.first = !spot.kept_after || *spot.kept_after + 1 != updates_[tensor];
   if (!task.probe.first) task.probe.preconditioner = kernel.precondition(values.hyper, updates_[tensor]);
   spot.kept_after = updates_[tensor];
-  Submit(tensor, task, OnStrand(std::move(done)));
+  Submit(tensor, task, completions_.OnStrand(std::move(done)));
 }
 
 kernels::TileStatistics* ParameterStore::TilesOf(uint32_t tensor) const {
@@ -325,7 +320,7 @@ DeviceQueue::Completion ParameterStore::CutAndSeal(TensorRange range, TensorRang
   const bool whole = range.first == tiles.first && range.last == tiles.last;
   const uint64_t first = (range.first - tiles.first) * element_bytes,
                  bytes = (range.last - range.first) * element_bytes;
-  return [=, answer = OnStrand(std::move(done))](const TaskResult& result) mutable {
+  return [=, answer = completions_.OnStrand(std::move(done))](const TaskResult& result) mutable {
     if (!whole) out->Cut(first, bytes);
     out->Seal();
     answer(result);
@@ -334,7 +329,8 @@ DeviceQueue::Completion ParameterStore::CutAndSeal(TensorRange range, TensorRang
 
 DeviceQueue::Completion ParameterStore::WhenEncoded(TensorRange range, TensorRange tiles, uint64_t element_bytes,
                                                     WeightPiece* out, Done done) {
-  if (range.first == tiles.first && range.last == tiles.last) return OnStrand(std::move(done));  // the task sealed it
+  if (range.first == tiles.first && range.last == tiles.last)
+    return completions_.OnStrand(std::move(done));  // the task sealed it
   return CutAndSeal(range, tiles, element_bytes, out, std::move(done));
 }
 
@@ -392,7 +388,7 @@ void ParameterStore::Load(TensorRange range, kernels::WireIndex format, const st
                   .first = range.first,
                   .last = range.last,
                   .in = in},
-         OnStrand(std::move(done)));
+         completions_.OnStrand(std::move(done)));
   averaged_[range.tensor] = false;
   SubmitAverages(range, /*step=*/0, /*begins=*/true);
 }

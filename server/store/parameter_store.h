@@ -25,6 +25,7 @@
 #include "server/device/device.h"
 #include "server/plan/plan.h"
 #include "server/spec/run_spec.h"
+#include "server/store/completions.h"
 #include "server/store/weight_piece.h"
 #include "server/store/weight_series.h"
 
@@ -69,7 +70,7 @@ class ParameterStore {
     bool averaged = false;  // its averages have begun; until then they are copies of the weights that were loaded
     bool operator==(const UpdateCount&) const = default;
   };
-  using Done = absl::AnyInvocable<void(const TaskResult&)>;
+  using Done = Completions::Done;
   // The values of one update.
   struct UpdateValues {
     uint64_t step = 0;
@@ -174,7 +175,7 @@ class ParameterStore {
   PlanBytes bytes() const;
   void WaitIdle() const;
   // Whether some completion has neither run nor been dropped. Completions that run may submit more.
-  bool awaits_completions() const { return awaited_.use_count() > 1; }
+  bool awaits_completions() const { return completions_.awaited(); }
 
  private:
   // The planes of the tensors that came to the run together.
@@ -250,7 +251,6 @@ class ParameterStore {
   // On the tensor's queue, whose device is woken once for all that the strand submits in this turn.
   void Submit(uint32_t tensor, DeviceTask task, DeviceQueue::Completion done);
   void Submit(uint32_t tensor, DeviceTask task, DeviceQueue::Completion done, std::optional<uint32_t> works_on);
-  DeviceQueue::Completion OnStrand(Done done);
   // The whole tiles that the range lies in: what devices encode and decode.
   TensorRange TilesAround(TensorRange range) const;
   // Cuts what was encoded of the tiles to the range, and seals it, on the device's thread; then `done`.
@@ -276,8 +276,8 @@ class ParameterStore {
 
   const Environment environment_;
   const std::vector<bool> stays_;  // by tensor: its planes come with TakeOver
-  const std::shared_ptr<const bool> awaited_ = std::make_shared<const bool>();  // held by each completion under way
-  std::vector<Spot> spots_;                                                     // by tensor, like those that follow
+  Completions completions_;
+  std::vector<Spot> spots_;  // by tensor, like those that follow
   std::vector<uint64_t> versions_;
   std::function<void(uint32_t)> before_change_;
   std::vector<uint64_t> updates_;

@@ -82,7 +82,7 @@ void ParameterStore::Save(uint32_t tensor, StoreImage* image, Done done) {
   const auto piece_of = [&](size_t p, uint64_t bytes) {
     return CopyTask::Piece{.to = PlaneIn(*image, tensor, p), .from = PlaneAt(tensor, p), .bytes = bytes};
   };
-  SubmitCopies(tensor, /*saves=*/true, piece_of, OnStrand(std::move(done)));
+  SubmitCopies(tensor, /*saves=*/true, piece_of, completions_.OnStrand(std::move(done)));
 }
 
 void ParameterStore::Forget(const StoreImage* image) {

@@ -92,7 +92,8 @@ absl::Status ParameterStore::LoadState(TensorRange range, PlaneKind kind, kernel
   spots_[range.tensor].kept_after.reset();
   Change(range.tensor);
   Submit(range.tensor, task,
-         OnStrand([room = std::move(room), done = std::move(done)](const TaskResult& r) mutable { done(r); }));
+         completions_.OnStrand(
+             [room = std::move(room), done = std::move(done)](const TaskResult& r) mutable { done(r); }));
   return absl::OkStatus();
 }
 
@@ -181,7 +182,7 @@ void ParameterStore::ClearState(uint32_t tensor, const std::shared_ptr<const Dev
       CopyTask task;
       task.pieces[0] = {
           .to = PlaneAt(tensor, p) + begin, .from = zeros->data(), .bytes = std::min(zeros->bytes(), bytes - begin)};
-      Submit(tensor, task, OnStrand([zeros](const TaskResult&) {}));
+      Submit(tensor, task, completions_.OnStrand([zeros](const TaskResult&) {}));
     }
   }
 }

@@ -37,7 +37,7 @@ class LosesAnswers : public MachineUnderTest {
   using MachineUnderTest::MachineUnderTest;
   StepEffects Handle(const StepEvent& event, double now_s) override {
     StepEffects effects = MachineUnderTest::Handle(event, now_s);
-    std::erase_if(effects, [](const StepEffect& e) { return std::holds_alternative<effect::Measured>(e); });
+    EraseIf(&effects, [](const StepEffect& e) { return std::holds_alternative<effect::Measured>(e); });
     return effects;
   }
 };

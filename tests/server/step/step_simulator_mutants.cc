@@ -34,7 +34,7 @@ void ForEach(StepEffects* effects, Do change) {
 
 template <class E>
 void Drop(StepEffects* effects) {
-  std::erase_if(*effects, [](const StepEffect& e) { return std::holds_alternative<E>(e); });
+  EraseIf(effects, [](const StepEffect& e) { return std::holds_alternative<E>(e); });
 }
 
 template <class E>
@@ -54,7 +54,7 @@ void DropRankOfSum(StepEffects* effects) {
 }
 
 void NeverZero(StepEffects* effects) {
-  std::erase_if(*effects, [](const StepEffect& e) {
+  EraseIf(effects, [](const StepEffect& e) {
     const auto* sum = std::get_if<effect::Sum>(&e);
     return sum != nullptr && sum->ranks.empty();
   });

@@ -2,6 +2,7 @@
 // them, it would not notice in the real one.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -31,6 +32,12 @@ class MachineUnderTest {
 using MakeMachine = std::function<std::unique_ptr<MachineUnderTest>(StepMachineOptions)>;
 
 std::unique_ptr<MachineUnderTest> MakePlain(StepMachineOptions options);
+
+// Leaves those effects out.
+template <class Which>
+void EraseIf(StepEffects* effects, Which which) {
+  effects->erase(std::remove_if(effects->begin(), effects->end(), which), effects->end());
+}
 
 struct Mutant {
   std::string name;

@@ -56,7 +56,7 @@ void StepChecker::On(const effect::Sum& e) {
   if (!AllSettled(e.id)) return Fail("a sum before every rank had delivered the chunk or listed it absent");
   std::vector<Term>& sum = tensors_[e.id.tensor].sums[e.id.chunk];
   if (e.first != sum.empty()) Fail("`first` is not on the first sum of a chunk");
-  std::vector<uint32_t> ranks;
+  decltype(e.ranks) ranks;
   for (uint32_t r = 0; r < ranks_.size(); ++r) {
     if (ranks_[r].left_out) continue;
     if (ranks_[r].micros[e.id.micro].delivered.count({e.id.tensor, e.id.chunk}) > 0) ranks.push_back(r);
