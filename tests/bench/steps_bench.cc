@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 
 #include "client/cpp/client.h"
 #include "client/cpp/wire/wire_format.h"
@@ -208,5 +209,6 @@ int Main(const std::string& server) {
 
 int main(int argc, char** argv) {
   if (argc != 2) return 1;
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);  // as the Python package does
   return ballast::bench::Main(argv[1]);
 }

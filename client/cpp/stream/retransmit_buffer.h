@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/types/span.h"
 
 #include "client/cpp/stream/chunk_memory.h"
@@ -111,7 +112,7 @@ class RetransmitBuffer {
   struct Entry {
     bool pushed = false;
     uint64_t first = 0;
-    std::vector<Chunk> chunks;
+    absl::InlinedVector<Chunk, 1> chunks;
   };
   Chunk& At(const ChunkRef& id) {
     Entry& entry = entries_[id.micro][id.tensor];

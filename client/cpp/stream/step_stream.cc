@@ -12,6 +12,10 @@
 namespace ballast {
 namespace {
 
+// Of a turn of the writer's, for which it takes the lock twice.
+constexpr size_t kMostInTurn = 16;              // requests
+constexpr uint64_t kMostBytesInTurn = 8 << 10;  // of a gradient that another one may follow
+
 // How long the destructor waits for the daemon to answer the end of the stream. A rank that leaves without that counts as
 // lost, so a daemon that is only busy gets its time; where the connection is lost there is nobody to wait for.
 constexpr absl::Duration kGoodbye = absl::Seconds(5), kGoodbyeWhileAway = absl::Milliseconds(700);
@@ -331,41 +335,52 @@ void StepStream::Write() {
     if (late) {
       Cancel();
     } else {
-      WriteOne();
+      WriteTurn();
     }
   }
 }
 
-void StepStream::WriteOne() {
-  v1::TrainRequest request;
-  std::shared_ptr<Call> call;
-  std::shared_ptr<OpenStep> step;  // that the request is of
-  std::optional<GradientRoom> room;
-  bool more = false;
+void StepStream::WriteTurn() {
+  Turn turn;
   {
     absl::MutexLock lock(&mu_);
     if (!WriterHasWork()) return;
-    call = call_;
     writing_ = true;
-    if (MayHalfClose()) {
-      half_closed_ = true;
-    } else {
-      credit_ = Allowance();
-      step = step_;
-      step_->NextRequest(&credit_, &request);
-      if (request.has_gradient()) room = call->transport->Reserve(request.gradient().data().size(), /*keep=*/false);
-      more = HasMore();
-    }
+    turn = MayHalfClose() ? HalfClose() : TakeTurn();
   }
-  const bool half_close = request.message_case() == v1::TrainRequest::MESSAGE_NOT_SET;
-  const bool alive = half_close ? call->transport->WritesDone()
-                     : room     ? WriteThroughRoom(call->transport.get(), *room, &request)
-                                : call->transport->Write(&request, more);
+  Transport& transport = *turn.call->transport;
+  bool alive = !turn.requests.empty() || transport.WritesDone();
+  for (v1::TrainRequest& request : turn.requests) {
+    const bool last = &request == &turn.requests.back();
+    alive = alive && (last && turn.room ? WriteThroughRoom(&transport, *turn.room, &request)
+                                        : transport.Write(&request, turn.more || !last));
+  }
   FreedChunks freed(&memory_);
   absl::MutexLock lock(&mu_);
   EndTurn(alive);
-  if (step != nullptr && step == step_) step_->Sent(&request);
-  if (request.has_gradient()) freed.get()->chunks.push_back(std::move(*request.mutable_gradient()->mutable_data()));
+  for (v1::TrainRequest& request : turn.requests) {
+    if (turn.step == step_) step_->Sent(&request);
+    if (request.has_gradient()) freed.get()->chunks.push_back(std::move(*request.mutable_gradient()->mutable_data()));
+  }
+}
+
+StepStream::Turn StepStream::HalfClose() {
+  half_closed_ = true;
+  return {.call = call_};
+}
+
+StepStream::Turn StepStream::TakeTurn() {
+  Turn turn{.call = call_, .step = step_};
+  for (turn.more = true; turn.more && !turn.room && turn.requests.size() < kMostInTurn;) {
+    v1::TrainRequest& request = turn.requests.emplace_back();
+    credit_ = Allowance();
+    step_->NextRequest(&credit_, &request);
+    const uint64_t bytes = request.gradient().data().size();
+    if (request.has_gradient()) turn.room = call_->transport->Reserve(bytes, /*keep=*/false);
+    turn.more = HasMore();
+    if (bytes > kMostBytesInTurn) break;
+  }
+  return turn;
 }
 
 void StepStream::EndTurn(bool alive) {

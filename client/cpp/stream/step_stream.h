@@ -96,6 +96,14 @@ class StepStream {
     const absl::Time began = absl::Now();
     std::unique_ptr<Transport> transport;
   };
+  // What is written without the lock: a request of the step, or several small ones; none: the stream's end.
+  struct Turn {
+    std::shared_ptr<Call> call;
+    std::shared_ptr<OpenStep> step = nullptr;
+    std::vector<v1::TrainRequest> requests = {};
+    std::optional<GradientRoom> room = {};  // of the last
+    bool more = false;                      // follow at once
+  };
   // How a stream ended.
   struct End {
     absl::Status status;
@@ -138,7 +146,9 @@ class StepStream {
   CreditWindow Allowance() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool HasMore() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool WriterHasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return HasMore() && !writing_; }
-  void WriteOne();
+  void WriteTurn();
+  Turn TakeTurn() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Turn HalfClose() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Whether a chunk that is pushed now is the next to be written, and Push may write it; writes what comes before it.
   bool AwaitTurn();
   // False: the chunk is not sent, and to be buffered. std::bad_alloc: as in GiveTurnUp.

@@ -81,7 +81,7 @@ bool StepStream::AwaitTurn() {
       if (!call_->transport->writes_at_once()) return false;
       if (!WriterHasWork()) return true;
     }
-    WriteOne();
+    WriteTurn();
   }
 }
 

@@ -61,7 +61,9 @@ void ShmTransport::Start(const v1::TrainRequest& open) {
 
 bool ShmTransport::Write(v1::TrainRequest* request, bool more) {
   if (request->has_gradient()) FillChecksum(request->mutable_gradient());
-  return Send({.type = ShmRecord::kMessage}, request->SerializeAsString(), more);
+  body_.clear();
+  request->AppendToString(&body_);
+  return Send({.type = ShmRecord::kMessage}, body_, more);
 }
 
 // A small payload goes through the pipe, and so does one that finds no slot.

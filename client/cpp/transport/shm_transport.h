@@ -57,7 +57,8 @@ class ShmTransport final : public Transport {
 
   // The writing thread's, but for the lender.
   ShmRecordWriter writer_;
-  int unrung_ = 0;  // records that the daemon was not woken for
+  std::string body_;  // of the record in hand; its memory stays
+  int unrung_ = 0;    // records that the daemon was not woken for
   ShmLender lender_;
   ShmWaiter room_;
 

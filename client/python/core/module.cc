@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <string>
 
+#include "absl/synchronization/mutex.h"
 #include "proto/checksum.h"
 
 #include "client/python/core/live_instances.h"
@@ -79,6 +80,8 @@ void BindDigests(nb::module_& module) {
 NB_MODULE(_core, module) {
   // What is still alive when the interpreter ends was closed before, by ballast.open_optimizers.
   nanobind::set_leak_warnings(false);
+  // Debian builds Abseil with its search for deadlocks on, which every lock of every thread pays for.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   ballast::RegisterStatusError();
   ballast::BindPendingStep(module);
   ballast::BindPushQueue(module);

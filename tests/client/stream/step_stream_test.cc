@@ -52,11 +52,10 @@ class StepStreamTest : public ::testing::Test {
 
   // Expects that the gradients which follow the StepBegin of step 2 consist of this byte.
   void ExpectGradientsOf(char byte, size_t gradients) {
-    // The write left behind, its two like, were of step 1; StepBegin and MicroBegin go ahead of each step's.
-    const std::vector<v1::TrainRequest> written = script_->AwaitWritten(2 + 1 + 2 + gradients);
     size_t seen = 0;
     bool second = false;
-    for (const v1::TrainRequest& request : written) {
+    for (size_t messages = 1; seen < gradients; ++messages) {
+      const v1::TrainRequest request = script_->AwaitWritten(messages)[messages - 1];
       second = second || request.step_begin().step() == 2;
       if (!second || !request.has_gradient()) continue;
       ++seen;
@@ -65,7 +64,6 @@ class StepStreamTest : public ::testing::Test {
       EXPECT_GT(data.size(), 0u);
       EXPECT_EQ(request.gradient().crc32c(), Crc32c(BytesOf(data)));
     }
-    EXPECT_EQ(seen, gradients);
   }
 
   FakeDaemon daemon_;
