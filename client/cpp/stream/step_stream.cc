@@ -16,8 +16,9 @@ namespace {
 constexpr size_t kMostInTurn = 16;              // requests
 constexpr uint64_t kMostBytesInTurn = 8 << 10;  // of a gradient that another one may follow
 
-// How long the destructor waits for the daemon to answer the end of the stream. A rank that leaves without that counts as
-// lost, so a daemon that is only busy gets its time; where the connection is lost there is nobody to wait for.
+// How long the destructor waits for the daemon to answer the end of the stream, and before that for the step that was ended.
+// A rank that leaves without that counts as lost, so a daemon that is only busy gets its time, and the step is over; where
+// the connection is lost there is nobody to wait for.
 constexpr absl::Duration kGoodbye = absl::Seconds(5), kGoodbyeWhileAway = absl::Milliseconds(700);
 
 // `message` has groups: StepBegin or StepEnd.
@@ -106,7 +107,8 @@ StepStream::~StepStream() {
   {
     absl::MutexLock lock(&mu_);
     leaving_ = true;
-    if (!step_) mu_.AwaitWithTimeout(absl::Condition(&reader_done_), open_ ? kGoodbye : kGoodbyeWhileAway);
+    const bool comes_to_an_end = !step_ || (open_ && step_->ended());
+    if (comes_to_an_end) mu_.AwaitWithTimeout(absl::Condition(&reader_done_), open_ ? kGoodbye : kGoodbyeWhileAway);
   }
   Cancel();
   if (reader_.joinable()) reader_.join();

@@ -51,7 +51,8 @@ class StepStream {
   static absl::StatusOr<std::unique_ptr<StepStream>> Start(Connection& connection, AttachOptions options,
                                                            const v1::AttachResponse& grant, TensorTable tensors,
                                                            OpenTransport open_transport);
-  ~StepStream();  // within a second; ends the stream cleanly when no step is open
+  // Within 5 s. Ends the stream cleanly when no step is open, or once that is over which was ended.
+  ~StepStream();
   StepStream(const StepStream&) = delete;
   StepStream& operator=(const StepStream&) = delete;
 
