@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 
 import pytest
@@ -143,6 +145,8 @@ READS: dict[str, Callable[[nn.Module], list[torch.Tensor]]] = {
     "state_dict": lambda model: [value.clone() for value in model.state_dict().values()],
     "parameters": lambda model: [parameter.detach().clone() for parameter in model.parameters()],
     "a submodule's": lambda model: [p.detach().clone() for child in model.children() for p in child.parameters()],
+    "copied": lambda model: list(copy.deepcopy(model).parameters()),
+    "pickled": lambda model: list(pickle.loads(pickle.dumps(model)).parameters()),
     "averaged": lambda model: list(averaged(model).module.parameters()),
 }
 
@@ -167,8 +171,8 @@ def test_who_reads_weights_of_modules_gets_the_new_ones(read: str, adamw: AdamW)
 
 
 def test_torchs_own_methods_are_back_after_the_last_optimizer(none_open: None, adamw: AdamW) -> None:
-    originals = nn.Module.state_dict, nn.Module.named_parameters
+    originals = nn.Module.state_dict, nn.Module.named_parameters, nn.Parameter.__deepcopy__
     one = adamw(layered(seed=1).named_parameters(), overlap_forward=True)
     assert nn.Module.state_dict is not originals[0]
     one.close()
-    assert (nn.Module.state_dict, nn.Module.named_parameters) == originals
+    assert (nn.Module.state_dict, nn.Module.named_parameters, nn.Parameter.__deepcopy__) == originals

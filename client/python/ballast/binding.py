@@ -30,6 +30,11 @@ def _host_memory_for(memory: Tensor) -> Tensor:
         return torch.empty_like(memory, device="cpu", pin_memory=memory.device.type == "cuda")
 
 
+def in_memory(values: Tensor) -> Tensor:
+    """The values as they are in memory, where torch says of some only that their sign is another, or that all are zero."""
+    return values.clone() if values._is_zerotensor() else values.resolve_neg()
+
+
 class Binding:
     """Where a tensor's weights land, in its own dtype: the parameter itself where the host can write to it, else a copy
     in host memory that is taken over in store(). Of a sharded parameter all that is of this rank's part.
@@ -210,7 +215,7 @@ class Binding:
                 f"the gradient of '{self.name}' is {grad.dtype} {tuple(grad.shape)}, its weights are "
                 f"{self.parameter.dtype} {tuple(self.shape)}: both must be the same"
             )
-        own = grad.detach()
+        own = in_memory(grad.detach())
         sent = (
             own.to(self._gradient) if self._feedback is None else self._feedback.round(own, self._gradient, loss_scale)
         )

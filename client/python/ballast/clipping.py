@@ -69,3 +69,24 @@ class Clipping:
         if max_norm != math.inf:
             self._max_norm = min(max_norm, self._max_norm or max_norm)
         return norm
+
+
+def refuse_released(step: int, staged: bool) -> None:
+    """Rejected if the norm of a step is asked for whose updates are made as its gradients come."""
+    if not staged:
+        raise Rejected(
+            f"the gradients of step {step} have left, and may be applied already: give the optimizer max_grad_norm=, which clips, "
+            "or commit='staged', in which clip_grad_norm_ and get_total_norm can be called",
+            "FAILED_PRECONDITION",
+        )
+
+
+def refuse_partial(step: int, missing: str | None) -> None:
+    """Rejected if the norm of some parameters is asked for, and `missing`, which has a gradient too, is not one of them."""
+    if missing is not None:
+        raise Rejected(
+            f"clip_grad_norm_ or get_total_norm without parameter '{missing}', which has a gradient in step {step}: the daemon clips "
+            "by the norm of all parameters of an optimizer. Give all of them, or make an optimizer, with a run of its own, for each "
+            "norm",
+            "FAILED_PRECONDITION",
+        )

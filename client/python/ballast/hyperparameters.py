@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
+
 from ballast.errors import Rejected
 from ballast.formats import Grouping
 from ballast.options import COMMON, check_group
@@ -29,6 +31,7 @@ class Hyperparameters:
         self._rule = rule
         self._fixed: list[dict[str, Any]] = []
         self._sent: list[dict[str, float]] = []  # by param_group
+        self._last: list[dict[str, float]] = []  # likewise, of the step before
         self._grouping = Grouping([], [])
 
     @property
@@ -43,18 +46,35 @@ class Hyperparameters:
 
     def _described(self, group: Mapping[str, Any]) -> dict[str, Any]:
         rule = self._rule.of(group)
-        return {"rule": rule.name, **{option: group.get(option) for option in (*rule.fixed, *COMMON)}}
+        described = {option: group.get(option) for option in (*rule.fixed, *COMMON)}
+        plain = {option: value.item() if isinstance(value, Tensor) else value for option, value in described.items()}
+        return {"rule": rule.name, **plain}
 
     def begin(self, groups: Groups) -> list[dict[str, float]]:
         """What a step is begun with. Rejected if a value cannot be one."""
-        self._sent = self._read(groups)
+        values = self._read(groups)
+        self._refuse_momentum(self._sent, values, groups)
+        self._last, self._sent = self._sent, values
         return self._by_wire_group(self._sent)
 
     def end(self, groups: Groups, step: int, staged: bool) -> list[dict[str, float]]:
         """What the open step is ended with: in a staged run the values as they are now. In another none are sent, for
-        weights were updated already: Rejected if they are no longer those that the step was begun with."""
+        weights were updated already: Rejected if they are no longer those that the step was begun with. Rejected if what the
+        run has in its description was changed since."""
+        for group in groups:
+            check_group(group, self._rule)
+        change = self.changed(groups)
+        if change is not None:
+            raise Rejected(
+                f"{change} since the first gradient of step {step}, and the run has the old one until the next: change it after "
+                "step()",
+                "FAILED_PRECONDITION",
+            )
         if staged:
-            return self._by_wire_group(self._read(groups))
+            values = self._read(groups)
+            self._refuse_momentum(self._last, values, groups)
+            self._sent = values
+            return self._by_wire_group(values)
         self._check_unchanged(groups, step)
         return []
 
@@ -66,6 +86,18 @@ class Hyperparameters:
         for group in groups:
             check_group(group, self._rule)
         return [_step_values(group, self._rule.of(group)) for group in groups]
+
+    def _refuse_momentum(self, before: list[dict[str, float]], values: list[dict[str, float]], groups: Groups) -> None:
+        """Rejected if SGD's momentum becomes 0, or was it in the step before. torch keeps its buffer as it is then, or has none,
+        which begins with the next gradient; the daemon's follows the gradient."""
+        for number, (then, now, group) in enumerate(zip(before, values, groups)):
+            if self._rule.of(group).name in ("sgd", "sgdw") and (then["momentum"] == 0) != (now["momentum"] == 0):
+                raise Rejected(
+                    f"momentum of param_groups[{number}] changed from {then['momentum']} to {now['momentum']}: a momentum of 0 goes "
+                    "with no buffer, and a run has one or has none. Keep it above 0, or make another optimizer, with a run of its "
+                    "own, for the steps that have the other",
+                    "FAILED_PRECONDITION",
+                )
 
     def _by_wire_group(self, values: list[dict[str, float]]) -> list[dict[str, float]]:
         return [values[group.origin] for group in self._grouping.groups]

@@ -16,9 +16,9 @@ Read = Callable[[Iterable[Tensor]], None]
 
 
 class ModuleReads:
-    """Calls `read(parameters)` before any nn.Module's state_dict() reads them, and before parameters() or
-    named_parameters() hands each out. Holds `read`'s object weakly. An attribute of a module that is read by its name is
-    not seen."""
+    """Calls `read(parameters)` before any nn.Module's state_dict() reads them or load_state_dict() writes them, before
+    parameters() or named_parameters() hands each out, and before one is copied or pickled. Holds `read`'s object weakly. An
+    attribute of a module that is read by its name is not seen, nor a list of parameters that was made before."""
 
     def __init__(self, read: Read):
         self._read = weakref.WeakMethod(read)
@@ -58,6 +58,26 @@ def _named_parameters(original: Callable[..., Any]) -> Callable[..., Any]:
     return named_parameters
 
 
+def _load_state_dict(original: Callable[..., Any]) -> Callable[..., Any]:
+    def load_state_dict(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        _tell([p for module in self.modules() for p in module._parameters.values() if p is not None])
+        return original(self, *args, **kwargs)
+
+    return load_state_dict
+
+
+def _copied(original: Callable[..., Any]) -> Callable[..., Any]:
+    def copied(self: nn.Parameter, *args: Any, **kwargs: Any) -> Any:
+        _tell([self])
+        return original(self, *args, **kwargs)
+
+    return copied
+
+
 _readers: Patch[ModuleReads] = Patch(
-    (nn.Module, "state_dict", _state_dict), (nn.Module, "named_parameters", _named_parameters)
+    (nn.Module, "state_dict", _state_dict),
+    (nn.Module, "load_state_dict", _load_state_dict),
+    (nn.Module, "named_parameters", _named_parameters),
+    (nn.Parameter, "__deepcopy__", _copied),
+    (nn.Parameter, "__reduce_ex__", _copied),
 )

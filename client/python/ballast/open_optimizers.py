@@ -21,7 +21,7 @@ class Closable(Protocol):
     @property
     def run(self) -> str: ...
     def owns(self, parameter: Tensor) -> bool: ...
-    def close(self) -> None: ...
+    def close_at_once(self) -> None: ...
 
 
 class OpenOptimizer:
@@ -100,5 +100,5 @@ def _close_all() -> None:
     for one in list(_open):
         optimizer = one.optimizer
         if optimizer is not None:
-            optimizer.close()
+            optimizer.close_at_once()  # a rank whose peers have failed is to end, too
     local_daemon.end()

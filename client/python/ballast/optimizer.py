@@ -6,6 +6,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -22,15 +23,14 @@ from ballast.joined import Joined
 from ballast.membership import Membership
 from ballast.micro_batches import Accumulation
 from ballast.open_optimizers import OpenOptimizer, check_unowned
-from ballast.options import COMMON, STORED, RunOptions, check_group, check_names, complete_group, loaded_group
+from ballast.optimizer_state import OptimizerState
+from ballast.options import COMMON, RunOptions, check_names, complete_group
 from ballast.parameters import ParameterList
 from ballast.rejoin import Rejoin
-from ballast.remote_state import RemoteState
 from ballast.result import StepResult, as_loss
 from ballast.rule import Rule
 from ballast.settings import RunSettings
 from ballast.starting_state import StartingState
-from ballast.state_dicts import StateDicts
 from ballast.status import Status, readable
 from ballast.step_warnings import StepWarnings
 from ballast.steps import Steps
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
 
-class Optimizer(Prepared, InStep, Durable, Averaging, Uncopyable, torch.optim.Optimizer):
+class Optimizer(Prepared, InStep, Durable, Averaging, OptimizerState, Uncopyable, torch.optim.Optimizer):
     """An optimizer whose master weights and moments live in a daemon, `ballastd`. Its rules are the classes made of it:
     ballast.AdamW, Adam, StableAdamW, SGD, Lion, Muon, CollageLight, CollagePlus.
 
@@ -97,10 +97,9 @@ class Optimizer(Prepared, InStep, Durable, Averaging, Uncopyable, torch.optim.Op
             bool(options.get("overlap_forward", False)),
             options.get("loss_scale", 1.0),
         )
-        self._state_dicts = StateDicts(self._settings, self._membership, self._steps, self._starting_state)
         common = {option: options.get(option, default) for option, default in COMMON.items()}
         super().__init__([params] if isinstance(params, dict) else params, {**values, **common})
-        self._remote = self.state = RemoteState(self.run)
+        self._keep_state(self._settings, self._membership, self._steps, self._starting_state)
         self._membership.connect(options)
         self._open = OpenOptimizer(self, self._parameters, self._membership.connected(), self._steps.hooks)
         self._steps.growth.cover(entry.parameter for entry in self._parameters)
@@ -197,12 +196,13 @@ class Optimizer(Prepared, InStep, Durable, Averaging, Uncopyable, torch.optim.Op
 
     @property
     def loss_scale(self) -> float:
-        """As the option of that name; may be set between steps."""
+        """As the option of that name; may be set between steps, and is rejected within one."""
         return float(self._steps.loss_scale)
 
     @loss_scale.setter
     def loss_scale(self, scale: float) -> None:
-        self._steps.loss_scale = scale
+        with self._steps.lock:
+            self._steps.loss_scale.set(scale, self._membership.session)
 
     @property
     def server(self) -> str:
@@ -300,7 +300,13 @@ class Optimizer(Prepared, InStep, Durable, Averaging, Uncopyable, torch.optim.Op
         return rewound.step
 
     def close(self) -> None:
-        """Leaves the run: another trainer may take the rank at once, unless a step is open. The run lives on."""
+        """Leaves the run: another trainer may take the rank at once, unless a step is open. The run lives on. With
+        overlap_forward, waits for the last step() and its weights before; warns if they do not come."""
+        self._steps.finish_ended()
+        self.close_at_once()
+
+    def close_at_once(self) -> None:
+        """close(), but with overlap_forward the weights of the last step() may not be here."""
         self._membership.leave()
         self._open.close()
         self._warnings.end()
@@ -312,18 +318,19 @@ class Optimizer(Prepared, InStep, Durable, Averaging, Uncopyable, torch.optim.Op
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self.close() if kind is None else self.close_at_once()
 
     # --- torch's interface ------------------------------------------------------------------------------------------
 
     @_disable_dynamo
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's. Between backward() and step() it drops the step's gradients, of all ranks: the step ends SKIPPED,
-        "discarded". Rejected then if the run is not staged: they may be applied already."""
+        "discarded". Rejected then if the run is not staged: they may be applied already. After set_to_none=False a step has
+        gradients of zeros of what had others before and gets none, which decay and momentum move on, as torch's do."""
         if self.synchronized is False:  # within Accelerate's accumulate(), more is to come
             return
         with self._steps.lock:
-            self._steps.drop()
+            self._steps.zero(set_to_none)
         super().zero_grad(set_to_none)
 
     def clip_grad_norm_(self, max_norm: float = math.inf) -> Tensor:
@@ -340,60 +347,12 @@ class Optimizer(Prepared, InStep, Durable, Averaging, Uncopyable, torch.optim.Op
         self._steps.growth.refuse_group()
         group = complete_group(param_group, self.defaults, self._settings.rule)
         given = group["params"]
-        group["params"] = self._parameters.add([given] if isinstance(given, Tensor) else given, len(self.param_groups))
-        if not group["params"]:
-            raise Rejected("a parameter group is empty: give at least one (a generator can be read only once)")
-        check_unowned(group["params"], self._parameters)
+        given = [given] if isinstance(given, Tensor) else given
+        check = partial(check_unowned, ours=self._parameters)
+        group["params"] = self._parameters.add(given, len(self.param_groups), check)
         super().add_param_group(group)
         if self._membership.open:
             self._steps.growth.cover(group["params"])
-
-    def state_dict(self) -> dict[str, Any]:
-        """As torch's, in fp32 on the CPU: torch's optimizers and new runs go on from it. One rank alone may ask the daemon for
-        it; no step is made. "master" beside the moments is the daemon's weight, where the parameter may hold less. Parameters
-        without an update have no state; with saved_state="reference" none has. "ballast" tells run and step. Waits for the
-        last step(). Rejected between backward() and step(). RunRewound, as from step(), if the run is at another step.
-        """
-        self._steps.wait()
-        with self._steps.lock, self._steps.following():
-            return {**self.options_dict(), **self._state_dicts.read(self.param_groups, self._remote.pop_asked())}
-
-    def options_dict(self) -> dict[str, Any]:
-        """state_dict() without state."""
-        return {**super().state_dict(), "state": {}}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes lr and the other options of param_groups over, as LR schedulers need it. Options that it lacks keep
-        their values, and so do master and state of a run that was joined: its own formats are no part of its state.
-
-        State that it holds, as torch's optimizers keep it, goes to the run with the parameters' weights at the next first
-        gradient: into a new run, or in the middle of one, after a rollback; steps count on. Every rank loads the same
-        before the same step; rank 0's is sent. A parameter without state is begun anew; without any "state" options alone
-        are taken. A reference takes the run to its step. Gradients of a staged step that is open are to be dropped, by
-        zero_grad(). Rejected while another step is open, and of state that has no place.
-        """
-        self._steps.wait()
-        session = self._membership.session
-        if session is not None and session.step_open and not session.staged:
-            raise Rejected(f"step {session.step} is open: call step() first", "FAILED_PRECONDITION")
-        saved, sizes = list(state_dict["param_groups"]), [len(group["params"]) for group in self.param_groups]
-        kept = [{key: value for key, value in group.items() if key != "params"} for group in self.param_groups]
-        if len(saved) == len(kept):  # else torch says what is wrong
-            lasting = () if session is None else STORED
-            saved = [loaded_group(o, theirs, lasting, self._settings.rule) for o, theirs in zip(kept, saved)]
-        for group in saved:
-            check_group(group, self._settings.rule)
-        if [len(group["params"]) for group in saved] == sizes:  # else likewise
-            with self._steps.lock:
-                self._state_dicts.take(state_dict, self.param_groups, lambda step: self.rewind(to=step))
-        super().load_state_dict({"state": {}, "param_groups": saved})
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """For torch's load_state_dict() alone. The groups change in place: a wrapper that has a copy of __dict__, such as
-        Lightning's, sees the same ones."""
-        for group, loaded in zip(self.param_groups, state["param_groups"], strict=True):
-            group.clear()
-            group.update(loaded)
 
     def owns(self, parameter: Tensor) -> bool:
         """Whether this optimizer trains `parameter`."""

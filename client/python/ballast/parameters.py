@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import is_
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ class ParameterList:
         self._entries: list[NamedParameter] = []
         self._by_id: dict[int, NamedParameter] = {}
         self._names: set[str] = set()
+        self._of_groups: list[list[Tensor]] = []  # as param_groups have them
         self._given = 0
 
     @property
@@ -55,8 +57,9 @@ class ParameterList:
     def name_of(self, parameter: Tensor) -> str:
         return self._by_id[id(parameter)].name
 
-    def add(self, given: Iterable[Any], group: int) -> list[Tensor]:
-        """Takes a group's parameters in; returns them, each once. Rejected, and nothing is taken, if one is unfit."""
+    def add(self, given: Iterable[Any], group: int, check: Callable[[list[Tensor]], None]) -> list[Tensor]:
+        """Takes a group's parameters in; returns them, each once. Rejected, and nothing is taken, if one is unfit, if there are
+        none, or if `check` says so."""
         entries = self._entries.copy()
         by_id, names, count = self._by_id.copy(), self._names.copy(), self._given
         for item in given:
@@ -74,15 +77,27 @@ class ParameterList:
             by_id[id(entry.parameter)] = entry
             names.add(entry.name)
         check_overlap(entry for entry in entries if entry.parameter.requires_grad)
+        params = [entry.parameter for entry in entries if entry.group == group]
+        if not params:
+            raise Rejected("a parameter group is empty: give at least one (a generator can be read only once)")
+        check(params)
         self._entries, self._by_id, self._names, self._given = entries, by_id, names, count
-        return [entry.parameter for entry in entries if entry.group == group]
+        self._of_groups.append(params.copy())
+        return params
 
     def with_gradient(self) -> Iterator[Tensor]:
-        """Those that require a gradient and have one in .grad now that has not left."""
+        """Those that have a gradient in .grad now that has not left. Rejected if one of them is frozen."""
         for entry in self._entries:
             grad = entry.parameter.grad
-            if grad is not None and entry.parameter.requires_grad and sent_in(grad) is None:
-                yield entry.parameter
+            if grad is None or sent_in(grad) is not None:
+                continue
+            if not entry.parameter.requires_grad:
+                raise Rejected(
+                    f"parameter '{entry.name}' is frozen (requires_grad=False) and has a .grad: torch's optimizers would take it, "
+                    "and a run has no gradients of what is frozen. Set its .grad to None, or unfreeze it before the step",
+                    "FAILED_PRECONDITION",
+                )
+            yield entry.parameter
 
     def drop_sent_gradients(self) -> None:
         """Nobody will end the step that they left for."""
@@ -108,6 +123,8 @@ class ParameterList:
         self._entries[self._entries.index(before)] = entry
         del self._by_id[id(old)]
         self._by_id[id(new)] = entry
+        params = self._of_groups[entry.group]
+        params[next(place for place, parameter in enumerate(params) if parameter is old)] = new
 
     def replaced_in(self, groups: Sequence[Mapping[str, Any]]) -> list[tuple[Tensor, Tensor]]:
         """Those that param_groups have others for, place by place, as frameworks put them there; and the others."""
@@ -117,6 +134,40 @@ class ParameterList:
             if len(ours) == len(group["params"]):
                 pairs += [(old, new) for old, new in zip(ours, group["params"]) if new is not old]
         return pairs
+
+    def refuse_edited(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Rejected if param_groups have others than were given to them, fewer, more, or another order."""
+        if len(groups) == len(self._of_groups) and all(
+            len(now) == len(given) and all(map(is_, now, given))
+            for now, given in zip((group["params"] for group in groups), self._of_groups)
+        ):
+            return
+        raise Rejected(
+            f"{self._edit(groups)}, and the run trains what the optimizer was made with, and what add_param_group() has added, in "
+            "those groups. Put it back. To train less, freeze parameters (requires_grad_(False)); to train more, call "
+            "add_param_group(); to replace parameters, or to group them otherwise, make another optimizer with a run of its own "
+            "and give it this one's state_dict()",
+            "FAILED_PRECONDITION",
+        )
+
+    def _edit(self, groups: Sequence[Mapping[str, Any]]) -> str:
+        """The first thing in param_groups that is otherwise than it was given, in words."""
+        now = {id(p): number for number, group in enumerate(groups) for p in group["params"]}
+        for entry in self._entries:
+            place = now.get(id(entry.parameter))
+            if place is None:
+                return f"parameter '{entry.name}' was taken out of param_groups[{entry.group}]['params']"
+            if place != entry.group:
+                return f"parameter '{entry.name}' was moved from param_groups[{entry.group}] to param_groups[{place}]"
+        if len(groups) != len(self._of_groups):
+            return f"there are {len(groups)} param_groups where {len(self._of_groups)} were given"
+        for number, group in enumerate(groups):
+            for p in group["params"]:
+                if id(p) not in self._by_id:
+                    return (
+                        f"a parameter of shape {tuple(p.shape)} was put into param_groups[{number}]['params'] by hand"
+                    )
+        return "the parameters of param_groups were put in another order"
 
     @property
     def sharded(self) -> bool:
@@ -159,6 +210,10 @@ def check_trainable(entry: NamedParameter) -> None:
 
 
 def _why_unfit(p: Tensor) -> str | None:
+    if torch.nn.parameter.is_lazy(p):
+        return "has no shape yet: call the lazy module that has it once, then make the optimizer"
+    if p.is_inference():
+        return "was made in torch.inference_mode(), and autograd does not train such: make the model outside of it"
     sharded = _sharded_by(p)
     if sharded:
         return (
@@ -176,6 +231,8 @@ def _why_unfit(p: Tensor) -> str | None:
         return "is not a leaf of the graph: give the nn.Parameter that it was computed from"
     if p.numel() == 0:
         return f"has no elements (shape {tuple(p.shape)}): leave it out"
+    if local_of(p).is_neg():
+        return "is a view whose memory has the opposite sign (its negative bit is set): give p.resolve_neg()"
     if not local_of(p).is_contiguous() and not is_standing_in(p):
         return "is not contiguous: set p.data = p.data.contiguous() before making the optimizer"
     local = local_of(p)

@@ -53,6 +53,15 @@ class SentGradient(Tensor):
         arrived, self._arrived = self._arrived, None
         return arrived
 
+    @property
+    def data(self) -> Tensor:
+        raise Rejected(_refusal(self, ".data"))
+
+    @data.setter
+    def data(self, values: Tensor) -> None:
+        if not isinstance(values, SentGradient):  # as model.to() sets it, to where it is
+            raise Rejected(_refusal(self, "setting .data"))
+
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"SentGradient('{self.parameter_name}', shape={tuple(self.shape)}, dtype={self.dtype})"
 

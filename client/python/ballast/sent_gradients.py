@@ -20,6 +20,8 @@ class SentGradients:
         self._made: dict[int, SentGradient] = {}  # by id(parameter); of all steps
         self._shown: dict[int, Tensor] = {}  # likewise, what `.grad` is: those, or DTensors of them
         self._open: dict[int, Tensor] = {}  # likewise, the parameters whose gradients left in the open step
+        self._given: dict[int, Tensor] = {}  # likewise, that had one since gradients were last set to None
+        self._zeroed = False  # by zero_grad(set_to_none=False) since then
 
     def __len__(self) -> int:
         return len(self._open)
@@ -33,7 +35,7 @@ class SentGradients:
 
     def mark(self, parameter: Tensor, name: str, staged: bool) -> None:
         """The parameter's gradient has left. staged: nothing is updated before step()."""
-        self._open[id(parameter)] = parameter
+        self._open[id(parameter)] = self._given[id(parameter)] = parameter
         made = self._made.get(id(parameter))
         if made is None or made.device != parameter.device:
             made = self._made[id(parameter)] = SentGradient(parameter, name, staged)
@@ -51,6 +53,18 @@ class SentGradients:
             if self._is_marked(parameter):
                 parameter.grad = None
         self._open.clear()
+
+    def zero(self, set_to_none: bool) -> None:
+        """zero_grad() between two steps. False: what had a gradient has one of zeros from now on, where a step makes no other."""
+        self._zeroed = not set_to_none
+        if set_to_none:
+            self._given.clear()
+
+    def zeros(self) -> list[Tensor]:
+        """Those that have a gradient of zeros in the step that is about to end."""
+        if not self._zeroed:
+            return []
+        return [p for key, p in self._given.items() if key not in self._open and p.grad is None and p.requires_grad]
 
     def taken_back_before(self, parameter: Tensor, step: int, staged: bool) -> bool:
         """As taken_back(), when another gradient has just been made, of `parameter`, and not on top of one that left. One look

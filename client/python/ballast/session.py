@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 import torch
@@ -48,6 +49,7 @@ class Session:
         for binding, known in zip(self._bindings, past._bindings if past else []):
             binding.go_on_from(known)
         self._by_id = {id(binding.parameter): binding for binding in self._bindings}
+        self.trained = self._by_id.keys()
         self._changes = ChangedWeights(self._run, description.changed_weights, self._bindings)
         rules = description.step_rules
         self.staged = rules.staged  # else weights may return while backward goes on
@@ -95,10 +97,8 @@ class Session:
     def _attach_anew(self) -> None:
         """As _attach(), again where the session has ended before its stream was there: rank 0 goes on meanwhile."""
         while True:
-            try:
+            with suppress(RunRewound):
                 return self._attach()
-            except RunRewound:
-                continue
 
     def amend(self, description: Description, moments: Mapping[int, Moments]) -> Session:
         """Between two steps, by every rank with the same description, which begins with the tensors of this one: the run
@@ -200,7 +200,7 @@ class Session:
         self.weights.adopt(replaced)
 
     def __contains__(self, parameter: object) -> bool:
-        return id(parameter) in self._by_id
+        return id(parameter) in self.trained
 
     @property
     def run(self) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ballast.errors import Rejected, RunRewound
+from ballast.moments import Moments
 from ballast.options import WEIGHTS
 from ballast.saved_state import SavedState
 from ballast.session import Session
@@ -22,6 +24,7 @@ class StartingState:
             raise Rejected(f"weights={policy!r}: it must be 'client', 'server', 'match' or None")
         self._policy: str | None = policy
         self._saved: SavedState | None = None
+        self._waiting: dict[int, Moments] = {}
 
     @property
     def from_daemon(self) -> bool:
@@ -32,6 +35,12 @@ class StartingState:
     def saved(self) -> SavedState | None:
         """What waits to be taken over."""
         return self._saved
+
+    @property
+    def waiting(self) -> Mapping[int, Moments]:
+        """By id(parameter), what was brought of parameters that the run does not train yet, for they are frozen: it goes to the
+        run with them."""
+        return self._waiting
 
     def bring(self, saved: SavedState | None) -> None:
         """In place of what was brought before: to go to the run at the next first gradient of a step."""
@@ -63,19 +72,22 @@ class StartingState:
         """Makes the state here and there the same, before the first gradient of a step. Where nothing was brought since
         the last time, nothing."""
         saved, weights = self._saved, session.weights
+        brought = self._waiting if saved is None else saved.moments
+        moments = {key: one for key, one in brought.items() if key in session.trained}
+        self._waiting = {key: one for key, one in brought.items() if key not in moments}
         if saved is None:
             weights.settle(self._policy, {})
         elif not weights.settled and (weights.fresh or self._policy is not None):
-            weights.settle(self._policy, saved.moments)
-        elif weights.agreed(saved.is_told(weights.told, session.step - 1)) or weights.have(saved.moments):
+            weights.settle(self._policy, moments)
+        elif weights.agreed(saved.is_told(weights.told, session.step - 1)) or weights.have(moments):
             weights.settle(self._policy, {})
         else:
-            self._replace(session, saved)
+            self._replace(session, moments)
         self._saved = None
 
-    def _replace(self, session: Session, saved: SavedState) -> None:
+    def _replace(self, session: Session, moments: Mapping[int, Moments]) -> None:
         try:
-            session.replace(saved.moments)
+            session.replace(moments)
         except RunRewound:  # this trainer follows the run, whatever the run has of what was sent
             self._saved = None
             raise

@@ -51,7 +51,7 @@ class StateDicts:
         self._check_between(session)
         token = Token(session.run, session.step - 1, session.weights.generation)
         refers = self._refers(parameters)
-        moments = {} if refers else self._state_of(session, whole)
+        moments = {} if refers else {**self._starting_state.waiting, **self._state_of(session, whole)}
         if asked is not Asked.TO_LOAD:  # rank 0 may have loaded, and replaced what the others are about to
             session.weights.check_current()  # nobody has rewound or replaced it, or taken the rank, until all was read
         if refers:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from types import FrameType
 
+from ballast.rank import Rank
 from ballast.result import StepResult
 from ballast.spikes import SpikeEvent, Spikes
 
@@ -95,3 +96,23 @@ def _few(names: Sequence[str]) -> str:
     """The first of them, and how many there are besides: `not_applied` has all."""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more
+
+
+class Unpaired:
+    """Of a rank among several that makes no step where the others may make one."""
+
+    def __init__(self, rank: Rank):
+        self._rank = rank
+        self._told = rank.world == 1
+
+    def tell(self) -> None:
+        """A step() had no gradient. Warns, once."""
+        if self._told:
+            return
+        self._told = True
+        warnings.warn(
+            f"rank {self._rank.number} of run '{self._rank.run}' called step() without a gradient, which is no step of the run: if "
+            "other ranks had one, they wait, and this rank's next gradients go with those. Have every rank make a gradient in each "
+            "step (of a loss times 0), or leave that step out on all of them",
+            stacklevel=4,
+        )

@@ -5,21 +5,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 from weakref import ref
 
 import torch
 from torch import Tensor, nn
 
 from ballast.averages import Averages
+from ballast.clipping import refuse_partial, refuse_released
 from ballast.errors import Rejected, RunRewound
 from ballast.gradient_staging import refuse_capture
 from ballast.growth import Growth
 from ballast.hooks import TorchHooks
 from ballast.hyperparameters import Hyperparameters
+from ballast.loss_scale import LossScale
 from ballast.membership import Membership
 from ballast.micro_batches import Announced
-from ballast.options import check_option
+from ballast.optimized import Optimized
 from ballast.parameters import ParameterList
 from ballast.rejoin import Rejoin
 from ballast.replacements import Replacements
@@ -30,20 +32,11 @@ from ballast.settings import RunSettings
 from ballast.shared_forwards import SharedForwards
 from ballast.sharding_watch import refuse_in_backward, refuse_orphans
 from ballast.starting_state import StartingState
+from ballast.step_outcomes import StepOutcomes
+from ballast.step_warnings import Unpaired
 
 
-class Optimized(Protocol):
-    """What a step reads of the optimizer, as it is then, and what is put back into it."""
-
-    param_groups: list[dict[str, Any]]
-
-    @property
-    def synchronized(self) -> bool | None: ...
-    def options_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
-
-
-class Steps:
+class Steps(StepOutcomes):
     """A step is begun by its first gradient, and the first step of all joins the run. Hooks bring the gradients, and wait
     for weights before a forward.
 
@@ -67,7 +60,7 @@ class Steps:
         loss_scale: Any,
     ):
         self.lock = threading.RLock()
-        self.loss_scale = loss_scale
+        self.loss_scale = LossScale(loss_scale)
         self._optimizer = optimizer
         self._settings = settings
         self._parameters = parameters
@@ -86,6 +79,7 @@ class Steps:
         self._empty = False  # the last end() had no gradient
         self._rewound: RunRewound | None = None  # in a backward(), and not raised yet
         self._looked = False  # whether the parameters were replaced unseen
+        self._unpaired = Unpaired(settings.rank)
 
     # --- hooks ------------------------------------------------------------------------------------------------------
 
@@ -206,6 +200,7 @@ class Steps:
         self._membership.connected()
         groups = self._optimized.param_groups
         self._replacements.adopt(groups)
+        self._parameters.refuse_edited(groups)
         return self.growth.join(groups, self._overlap)
 
     def begin(self, session: Session) -> Session:
@@ -219,7 +214,8 @@ class Steps:
         """Before a step: the weights, the state and the description of the run here and there made the same. Returns the
         session since."""
         self._rejoin.require_asked()
-        check_option("loss_scale", self.loss_scale, "")
+        self._parameters.refuse_edited(self._optimized.param_groups)
+        self.loss_scale.check()
         session.await_all()
         session.complete()
         if self._forwards.to_settle and self._parameters.sharded:  # which looks at every parameter
@@ -229,8 +225,8 @@ class Steps:
         if first:  # a run is amended when it has weights
             self.growth.refuse_unsettled(session, groups)
             self._starting_state.settle(session)
-            return self.growth.amended(session, groups, {} if saved is None else saved.moments)
-        session = self.growth.amended(session, groups, {})
+            return self.growth.amended(session, groups, self._starting_state.waiting)
+        session = self.growth.amended(session, groups, self._starting_state.waiting if saved is None else {})
         self._starting_state.settle(session)  # state that was loaded is of what was added, too
         return session
 
@@ -240,6 +236,8 @@ class Steps:
         if not session.micro_batches.inside:
             return
         if not failed:
+            if session.micro_batches.last:
+                self._receive_rest()
             for parameter in self._parameters.with_gradient():  # unfrozen, and made before the hooks knew of it
                 self.receive(parameter)
             session = self._membership.session or session  # another one, where the run was amended
@@ -252,14 +250,16 @@ class Steps:
         without a step that is open, and with overlap, where the step goes on."""
         self._membership.connected()
         self._tell_rewound()
-        for parameter in self._parameters.with_gradient():
-            self.receive(parameter)
+        self._receive_rest()
         session = self._membership.session
+        if session is not None:
+            self._parameters.refuse_edited(self._optimized.param_groups)
         begun = session is not None and session.begun
         waits_on = session is not None and session.ended
         self._empty = not begun and (self._overlap or not waits_on)
         if session is None or not session.step_open:
             self._check_in_place()
+            self._unpaired.tell()
             return None
         if begun and self._sent.taken_back(session.step, session.staged):
             self._discard(session)
@@ -275,6 +275,23 @@ class Steps:
                 session.leave_waiting()
                 return None
         return session.finish()
+
+    def _receive_rest(self) -> None:
+        """Sends the gradients that no hook brought: those set by hand, and the zeros of zero_grad(set_to_none=False)."""
+        for parameter in self._parameters.with_gradient():
+            self.receive(parameter)
+        zeros, session = self._sent.zeros(), self._membership.session
+        if not zeros or session is None or (session.ended and not self._overlap):
+            return  # step() was interrupted, and waits on
+        session.await_all()
+        for parameter in zeros:
+            parameter.grad = torch.zeros_like(parameter)
+            self.receive(parameter)
+
+    def zero(self, set_to_none: bool) -> None:
+        """zero_grad(): drops the open step, as drop(), and notes what torch would have in `.grad` from now on."""
+        self.drop()
+        self._sent.zero(set_to_none)
 
     def _check_in_place(self) -> None:
         """In a step() without any gradient: Rejected if there can be none, for FSDP has other parameters. Looks once."""
@@ -311,59 +328,16 @@ class Steps:
         """
         with self.lock, self.following():
             self._tell_rewound()
-            for parameter in self._parameters.with_gradient():
-                self.receive(parameter)
+            self._receive_rest()
             session = self._membership.session
             if session is None or len(self._sent) == 0:
                 return None
-            if not session.staged:
-                raise Rejected(
-                    f"the gradients of step {session.step} have left, and may be applied already: give the optimizer "
-                    "max_grad_norm=, which clips, or commit='staged', in which clip_grad_norm_ and get_total_norm can be called",
-                    "FAILED_PRECONDITION",
-                )
+            refuse_released(session.step, session.staged)
             if self._sent.taken_back(session.step, session.staged):
                 self._discard(session)
                 return None
-            missing = self._sent.missing_from(parameters)
-            if missing is not None:
-                raise Rejected(
-                    f"clip_grad_norm_ or get_total_norm without parameter '{missing}', which has a gradient in step "
-                    f"{session.step}: the daemon clips by the norm of all parameters of an optimizer. Give all of them, or make "
-                    "an optimizer, with a run of its own, for each norm",
-                    "FAILED_PRECONDITION",
-                )
+            refuse_partial(session.step, self._sent.missing_from(parameters))
             return session.clip(max_norm)
-
-    def wait(self) -> None:
-        """Waits for the step that was ended last, and all its weights."""
-        with self.lock, self.following():
-            if self._membership.session is not None:
-                self._membership.session.await_all()
-                self._membership.session.complete()
-
-    @property
-    def last_result(self) -> StepResult | None:
-        """The result of the run's last step, which is waited for; None before the first, and outside of a run."""
-        session = self._membership.session
-        if session is None:
-            return None
-        if self._overlap:
-            self.wait()
-        return session.last_result
-
-    @property
-    def begun_one(self) -> bool:
-        """Whether a step was begun, since the run was rewound if it was."""
-        return self._hyperparameters.sent
-
-    @property
-    def skipped(self) -> bool:
-        """As Optimizer.step_was_skipped."""
-        if not self.begun_one:
-            return self._empty or self._rejoin.skipped
-        result = self.last_result
-        return self._empty or (result is not None and not result)
 
     # --- rewinds ----------------------------------------------------------------------------------------------------
 
@@ -396,4 +370,4 @@ class Steps:
         """As load_state_dict() of what client state keeps of the optimizer. Groups that were added since have theirs."""
         groups = options["param_groups"]
         added = self._optimized.options_dict()["param_groups"][len(groups) :]
-        self._optimized.load_state_dict({**options, "param_groups": [*groups, *added]})
+        self._optimized.load_unhooked({**options, "param_groups": [*groups, *added]})

@@ -1,0 +1,72 @@
+"""What became of a trainer's steps."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+from ballast.hyperparameters import Hyperparameters
+from ballast.membership import Membership
+from ballast.rejoin import Rejoin
+from ballast.result import StepResult
+
+
+class StepOutcomes:
+    """Of Steps: the end of the last one, which is waited for."""
+
+    lock: threading.RLock
+    _membership: Membership
+    _rejoin: Rejoin
+    _hyperparameters: Hyperparameters
+    _overlap: bool
+    _empty: bool
+
+    if TYPE_CHECKING:
+
+        def following(self) -> AbstractContextManager[None]: ...
+
+    def wait(self) -> None:
+        """Waits for the step that was ended last, and all its weights."""
+        with self.lock, self.following():
+            if self._membership.session is not None:
+                self._membership.session.await_all()
+                self._membership.session.complete()
+
+    def finish_ended(self) -> None:
+        """Before the trainer leaves: wait(), if it has gone on without the step that was ended last. Warns where that fails."""
+        session = self._membership.session
+        if not self._overlap or session is None or not session.ended:
+            return
+        number = session.step
+        try:
+            self.wait()
+        except RuntimeError as error:
+            warnings.warn(
+                f"run '{session.run}': step {number} was ended, and not all its weights are here: {error}",
+                stacklevel=3,
+            )
+
+    @property
+    def last_result(self) -> StepResult | None:
+        """The result of the run's last step, which is waited for; None before the first, and outside of a run."""
+        session = self._membership.session
+        if session is None:
+            return None
+        if self._overlap:
+            self.wait()
+        return session.last_result
+
+    @property
+    def begun_one(self) -> bool:
+        """Whether a step was begun, since the run was rewound if it was."""
+        return self._hyperparameters.sent
+
+    @property
+    def skipped(self) -> bool:
+        """As Optimizer.step_was_skipped."""
+        if not self.begun_one:
+            return self._empty or self._rejoin.skipped
+        result = self.last_result
+        return self._empty or (result is not None and not result)
