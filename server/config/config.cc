@@ -107,6 +107,9 @@ class FlagReader {
     if (!attached && key != nullptr && key->kind == ConfigKey::Kind::kSwitch) attached = "true";
     if (!attached && next_ < arguments_.size()) attached = arguments_[next_++];
     if (!attached) return absl::InvalidArgumentError(absl::StrCat("--", name, " wants a value"));
+    if (key == nullptr && attached->empty()) {
+      return absl::InvalidArgumentError("--config wants a file and got nothing; without a file leave the flag out");
+    }
     if (key == nullptr) {
       flags_.config_file = *attached;
     } else {
@@ -128,9 +131,10 @@ class FlagReader {
 };
 
 // Sets one key's value, and remembers where it comes from, so that what is wrong with it is said there.
-absl::Status Apply(const ConfigKey& key, const std::string& text, const std::string& where, CommandLine* line) {
-  line->where[key.path] = where;
-  const absl::Status set = SetConfigValue(key, text, &line->config);
+absl::Status Apply(const ConfigKey& key, const FileValue& value, CommandLine* line) {
+  line->where[key.path] = value.where;
+  const absl::Status set =
+      value.items ? SetConfigList(key, *value.items, &line->config) : SetConfigValue(key, value.text, &line->config);
   return set.ok() ? set : ConfigFault(*line, key.path, std::string(set.message()));
 }
 
@@ -139,7 +143,7 @@ absl::Status ApplyFile(const std::string& file, CommandLine* line) {
   if (file.empty()) return absl::OkStatus();
   ASSIGN_OR_RETURN(const std::vector<FileValue> values, ReadConfigFile(file));
   for (const FileValue& value : values) {
-    RETURN_IF_ERROR(Apply(*FindConfigKey(value.path), value.text, value.where, line));
+    RETURN_IF_ERROR(Apply(*FindConfigKey(value.path), value, line));
   }
   return absl::OkStatus();
 }
@@ -152,7 +156,7 @@ absl::Status ApplyEnvironment(const std::map<std::string, std::string>& environm
     const auto found = environment.find(names.back());
     if (found == environment.end()) continue;
     known.insert(found->first);
-    RETURN_IF_ERROR(Apply(key, found->second, found->first, line));
+    RETURN_IF_ERROR(Apply(key, {key.path, found->second, found->first}, line));
   }
   for (const auto& [name, value] : environment) {
     if (!absl::StartsWith(name, "BALLAST_") || known.count(name) > 0) continue;
@@ -178,9 +182,9 @@ std::string Quoted(const std::string& text) {
   return absl::StrCat("\"", absl::StrReplaceAll(text, {{"\\", "\\\\"}, {"\"", "\\\""}}), "\"");
 }
 
-std::string QuotedList(const std::string& text) {
-  const auto append = [](std::string* out, absl::string_view item) { out->append(Quoted(std::string(item))); };
-  return absl::StrCat("[", absl::StrJoin(SplitList(text), ", ", append), "]");
+std::string QuotedList(const std::vector<std::string>& items) {
+  const auto append = [](std::string* out, const std::string& item) { out->append(Quoted(item)); };
+  return absl::StrCat("[", absl::StrJoin(items, ", ", append), "]");
 }
 
 }  // namespace
@@ -202,7 +206,7 @@ absl::StatusOr<CommandLine> ParseCommandLine(const std::vector<std::string>& arg
   RETURN_IF_ERROR(ApplyFile(flags.config_file, &line));
   RETURN_IF_ERROR(ApplyEnvironment(environment, &line));
   for (const Value& flag : flags.values) {
-    RETURN_IF_ERROR(Apply(*flag.key, flag.text, absl::StrCat("--", flag.key->path), &line));
+    RETURN_IF_ERROR(Apply(*flag.key, {flag.key->path, flag.text, absl::StrCat("--", flag.key->path)}, &line));
   }
   line.config = Resolve(std::move(line.config), environment);
   if (const ConfigError error = CheckConfig(line.config); !error.path.empty()) {
@@ -237,7 +241,7 @@ std::string PrintConfig(const Config& config) {
   for (const ConfigKey& key : ConfigKeys()) {
     std::string text = ConfigValueText(key, config);
     if (key.kind == ConfigKey::Kind::kText) text = Quoted(text);
-    if (key.kind == ConfigKey::Kind::kList) text = QuotedList(text);
+    if (key.kind == ConfigKey::Kind::kList) text = QuotedList(ConfigList(key, config));
     const std::vector<std::string> parts = absl::StrSplit(key.path, '.');
     if (parts.size() == 1) {
       absl::StrAppend(&plain, parts[0], ": ", text, "\n");

@@ -1,5 +1,6 @@
 #include "server/config/config_file.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -77,7 +78,7 @@ class FileReader {
     return absl::OkStatus();
   }
 
-  // As a flag would have it.
+  // Items stay as they are written, empty ones, too: an argument of a command may be.
   absl::Status AddList(FileValue at, const YAML::Node& list) {
     std::vector<std::string> items;
     for (const YAML::Node& item : list) {
@@ -87,7 +88,7 @@ class FileReader {
       }
       items.push_back(item.Scalar());
     }
-    at.text = JoinList(items);
+    at.items = std::move(items);
     values.push_back(std::move(at));
     return absl::OkStatus();
   }
@@ -126,6 +127,11 @@ absl::StatusOr<std::vector<FileValue>> ReadConfigFile(const std::string& file) {
   if (!stream.is_open() || stream.bad()) {
     return absl::FailedPreconditionError(
         absl::StrCat(file, ": cannot be read: ", std::strerror(errno), "; name a readable file with --config"));
+  }
+  if (!stream.eof()) {
+    const auto line = 1 + std::count(text.begin(), text.end(), '\n');
+    return absl::FailedPreconditionError(
+        absl::StrCat(file, ":", line, ": has a NUL byte, which no text has; write the file anew"));
   }
   return ParseConfigText(text, file);
 }

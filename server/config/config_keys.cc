@@ -55,7 +55,7 @@ std::string CheckOpsAddress(const std::string& address) { return address == "off
 
 std::string CheckHosts(const std::vector<std::string>& hosts) {
   for (const std::string& host : hosts) {
-    const bool plain = std::all_of(host.begin(), host.end(), [](unsigned char c) {
+    const bool plain = !host.empty() && std::all_of(host.begin(), host.end(), [](unsigned char c) {
       return absl::ascii_isalnum(c) || c == '-' || c == '.' || c == '_';
     });
     if (host != "*" && !plain) return absl::StrCat("'", host, "' is no host name, which has no port; * is any");

@@ -6,6 +6,7 @@
 #include <limits>
 #include <memory>
 #include <numeric>
+#include <utility>
 #include <variant>
 
 #include "absl/status/statusor.h"
@@ -132,7 +133,9 @@ absl::Status ReadInto(uint32_t* member, const ConfigKey& key, absl::string_view 
 // In place of what it was: a list of a stronger source is the whole list.
 absl::Status ReadInto(std::vector<std::string>* member, const ConfigKey&, absl::string_view text) {
   *member = SplitList(text);
-  return absl::OkStatus();
+  if (std::find(member->begin(), member->end(), "") == member->end()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("'", text, "' has an empty item; leave a comma out, or write [a, \"\"] in the file"));
 }
 
 std::string TextOf(const ConfigKey&, const std::string& value) { return value; }
@@ -193,18 +196,36 @@ absl::Status SetConfigValue(const ConfigKey& key, absl::string_view text, Config
   return std::visit([&](auto* member) { return ReadInto(member, key, text); }, key.row->member(*config));
 }
 
+absl::Status SetConfigList(const ConfigKey& key, std::vector<std::string> items, Config* config) {
+  if (key.row == nullptr) return absl::InternalError("config_keys.cc has no row for this key");
+  const ConfigMember member = key.row->member(*config);
+  auto* const* list = std::get_if<std::vector<std::string>*>(&member);
+  if (list == nullptr) return absl::InternalError("a key that is no list was given one");
+  **list = std::move(items);
+  return absl::OkStatus();
+}
+
 std::string ConfigValueText(const ConfigKey& key, const Config& config) {
   if (key.row == nullptr) return "";
   Config copy = config;  // a row's member is one that can be set
   return std::visit([&](const auto* member) { return TextOf(key, *member); }, key.row->member(copy));
 }
 
+std::vector<std::string> ConfigList(const ConfigKey& key, const Config& config) {
+  if (key.row == nullptr) return {};
+  Config copy = config;
+  const ConfigMember member = key.row->member(copy);
+  auto* const* list = std::get_if<std::vector<std::string>*>(&member);
+  return list == nullptr ? std::vector<std::string>() : **list;
+}
+
 std::vector<std::string> SplitList(absl::string_view text) {
   std::vector<std::string> items;
+  if (absl::StripAsciiWhitespace(text).empty()) return items;
   std::string item;
   const auto end_item = [&] {
     absl::StripAsciiWhitespace(&item);
-    if (!item.empty()) items.push_back(item);
+    items.push_back(item);
     item.clear();
   };
   for (size_t i = 0; i < text.size(); ++i) {

@@ -43,11 +43,16 @@ const ConfigKey* FindConfigKey(absl::string_view spelling);
 
 // The error says what is wrong with the text and what is wanted.
 absl::Status SetConfigValue(const ConfigKey& key, absl::string_view text, Config* config);
+// The same for a list whose items are at hand.
+absl::Status SetConfigList(const ConfigKey& key, std::vector<std::string> items, Config* config);
 // Text that SetConfigValue reads back as the same value.
 std::string ConfigValueText(const ConfigKey& key, const Config& config);
+// The items of a key that is a list.
+std::vector<std::string> ConfigList(const ConfigKey& key, const Config& config);
 
-// A list's items, without blanks around them and without empty ones, and its text. A comma in an item is written as \,
-// and a backslash before one, or before another, as \\.
+// A list's items, without blanks around them, and its text. A comma in an item is written as \, and a backslash before
+// one, or before another, as \\. Text of blanks is a list of nothing; the text of other empty items, and of blanks around
+// one, is read back as something else.
 std::vector<std::string> SplitList(absl::string_view text);
 std::string JoinList(const std::vector<std::string>& items);
 

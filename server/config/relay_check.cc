@@ -47,6 +47,7 @@ std::string CheckRelayedRuns(const Config& config) {
   }
   std::set<std::string> ids;
   for (const std::string& id : relay.runs) {
+    if (id.empty()) return "names a run without an id";
     if (!ids.insert(id).second) return absl::StrCat("names '", id, "' twice");
   }
   return "";
