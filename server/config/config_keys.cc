@@ -11,6 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
+#include "proto/batch.h"
 
 #include "server/config/config_check.h"
 #include "server/config/relay_check.h"
@@ -24,11 +25,6 @@ constexpr uint64_t kTileBytes = 16384;  // 4096 fp32 elements; chunks are cut be
 constexpr uint64_t kHeaderRoomBytes = 65536;
 constexpr uint64_t kStockClientMessageBytes = 4 << 20;  // gRPC's default receive limit
 constexpr uint64_t kMostSpecBytes = 64 << 20;           // what the clients send and take
-
-std::string CheckAddress(const std::string& address) {
-  const absl::StatusOr<HostPort> parsed = ParseHostPort(address);
-  return parsed.ok() ? "" : std::string(parsed.status().message());
-}
 
 // Empty: it may be reached as it is.
 std::string CheckReach(const Config& config) {
@@ -51,7 +47,15 @@ std::string CheckListen(const Config& config) {
                       " bytes; write unix:/PATH, such as unix:/run/ballast/grpc");
 }
 
-std::string CheckOpsAddress(const std::string& address) { return address == "off" ? "" : CheckAddress(address); }
+std::string CheckOpsAddress(const std::string& address) {
+  if (address == "off") return "";
+  const absl::StatusOr<HostPort> parsed = ParseHostPort(address);
+  if (!parsed.ok()) return std::string(parsed.status().message());
+  if (!absl::StrContains(parsed->host, ':')) return "";
+  return absl::StrCat("'", address,
+                      "' is an address of IPv6, at which the HTTP port cannot be; write 127.0.0.1:", parsed->port,
+                      ", or 0.0.0.0:", parsed->port, " for all");
+}
 
 std::string CheckHosts(const std::vector<std::string>& hosts) {
   for (const std::string& host : hosts) {
@@ -102,6 +106,14 @@ struct Range {
     return absl::StrFormat("%.16g%s is out of range; choose %.16g to %.16g", got, unit, min, max);
   }
 };
+
+// The clients put small messages together whatever the chunks are (proto/batch.h).
+std::string CheckMessage(uint32_t bytes) {
+  constexpr uint64_t kLeast = kMostBatchBytes + kHeaderRoomBytes;
+  if (bytes >= kLeast && bytes <= kStockClientMessageBytes) return "";
+  return absl::StrCat(bytes, " is out of range; choose ", kLeast,
+                      ", which a batch of the clients' small messages needs, to ", kStockClientMessageBytes);
+}
 
 std::string CheckChunk(const Config& config) {
   const Config::Limits& limits = config.limits;
@@ -268,8 +280,7 @@ const std::vector<ConfigRow>& ConfigRows() {
       Row<kLog, &Config::Log::format>("log.format", OneOf{{"json", "text"}}),
       Row<kLimits, &Limits::tensors>("limits.tensors", Range{1, 1e7}),
       Row<kLimits, &Limits::name_bytes>("limits.name_bytes", Range{1, 65536}),
-      Row<kLimits, &Limits::message_bytes>("limits.message_bytes",
-                                           Range{kTileBytes + kHeaderRoomBytes, kStockClientMessageBytes}),
+      Row<kLimits, &Limits::message_bytes>("limits.message_bytes", CheckMessage),
       Row<kLimits, &Limits::chunk_bytes>("limits.chunk_bytes", CheckChunk),
       Row<kLimits, &Limits::credit_bytes>("limits.credit_bytes", CheckCredit),
       Row<kLimits, &Limits::lease_s>("limits.lease", Range{0.1, 3600, "s"}),

@@ -60,5 +60,19 @@ TEST_F(ConfigMistakesTest, AnEmptyItemIsKeptInTheFileAndRefusedInAFlag) {
   EXPECT_THAT(ParseCommandLine({"--ops_http.hosts", " "}, {})->config.ops_http.hosts, IsEmpty());
 }
 
+TEST_F(ConfigMistakesTest, AMessageHoldsABatchOfTheClients) {
+  EXPECT_EQ(
+      Error({"--limits.message_bytes=319KiB", "--limits.chunk_bytes=64KiB"}),
+      "--limits.message_bytes: 326656 is out of range; choose 327680, which a batch of the clients' small messages "
+      "needs, to 4194304");
+  EXPECT_EQ(Error({"--limits.message_bytes=320KiB", "--limits.chunk_bytes=64KiB"}), "");
+}
+
+TEST_F(ConfigMistakesTest, TheHttpPortIsOneOfIpv4) {
+  EXPECT_EQ(Error({"--ops_http.listen=[::1]:9464"}),
+            "--ops_http.listen: '[::1]:9464' is an address of IPv6, at which the HTTP port cannot be; write "
+            "127.0.0.1:9464, or 0.0.0.0:9464 for all");
+}
+
 }  // namespace
 }  // namespace ballast
