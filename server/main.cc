@@ -30,6 +30,7 @@
 #include "server/base/log.h"
 #include "server/base/sd_notify.h"
 #include "server/base/status_macros.h"
+#include "server/base/stop_signals.h"
 #include "server/base/version.h"
 #include "server/config/config.h"
 #include "server/metrics/metrics.h"
@@ -86,31 +87,6 @@ void LogOfGrpc(gpr_log_func_args* args) {
       {{"err", args->message}, {"source", absl::StrCat(args->file, ":", args->line)}});
 }
 
-sigset_t StopSignals() {
-  sigset_t set;
-  sigemptyset(&set);
-  sigaddset(&set, SIGTERM);
-  sigaddset(&set, SIGINT);
-  return set;
-}
-
-int WaitForStop() {
-  const sigset_t set = StopSignals();
-  int signal = 0;
-  while (sigwait(&set, &signal) != 0) {
-  }
-  return signal;
-}
-
-// From here on a stop signal ends the process.
-void StopAtOnceOnSignal() {
-  struct sigaction action {};
-  action.sa_handler = [](int) { _exit(kSecondSignal); };
-  const sigset_t set = StopSignals();
-  for (const int signal : {SIGTERM, SIGINT}) sigaction(signal, &action, nullptr);
-  pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
-}
-
 std::string Gibibytes(uint64_t bytes) { return absl::StrFormat("%.1f GiB", static_cast<double>(bytes) / (1ULL << 30)); }
 
 std::string Banner(const Server& server, const std::string& ops_address, const Config& config) {
@@ -138,7 +114,9 @@ int CannotStart(const absl::Status& why) {
 // The daemon from start to exit. The ops port is up first and gone last, so that a start and a drain can be watched.
 class Daemon {
  public:
-  explicit Daemon(const CommandLine& line) : config_(line.config), warnings_(line.warnings) {}
+  // signals: outlive it.
+  Daemon(const CommandLine& line, const StopSignals* signals)
+      : signals_(signals), config_(line.config), warnings_(line.warnings) {}
 
   // tell_every_s: as in TellEverySeconds.
   int Run(const std::string& notify_socket, double tell_every_s) {
@@ -161,7 +139,10 @@ class Daemon {
     std::fflush(stdout);
     SdNotify(notify_socket, "READY=1");
     const Watchdog watchdog(WatchOptions(notify_socket, tell_every_s));
-    const int signal = WaitForStop();
+    const int signal = signals_->Await([] {
+      Log(LogLevel::kInfo, "sighup",
+          "SIGHUP: configuration is read at the start; certificates and the access file are read when they change");
+    });
     SdNotify(notify_socket, "STOPPING=1");
     Drain(server->get(), signal);
     // All that is to be kept is on the disk. A driver that failed may never give back what it holds, and gRPC's own end
@@ -243,11 +224,12 @@ class Daemon {
 
   void Drain(Server* server, int signal) {
     draining_ = true;
-    StopAtOnceOnSignal();
+    StopSignals::ExitOnNext(kSecondSignal);
     const std::string cause = devices_failed_     ? "no device is left"
                               : input_ended_      ? "the end of standard input"
                               : signal == SIGTERM ? "SIGTERM"
-                                                  : "SIGINT";
+                              : signal == SIGINT  ? "SIGINT"
+                                                  : "SIGHUP: its terminal is gone";
     const double timeout_s = input_ended_ ? 0 : config_.drain_timeout_s;
     Log(LogLevel::kInfo, "drain", "draining; a second signal stops at once",
         {{"cause", cause}, {"timeout_s", timeout_s}});
@@ -256,6 +238,7 @@ class Daemon {
         {{"steps_left_open", static_cast<int64_t>(left_open)}});
   }
 
+  const StopSignals* const signals_;
   const Config config_;
   const std::vector<std::string> warnings_;
   Metrics metrics_{ThisBuild()};
@@ -265,20 +248,19 @@ class Daemon {
 };
 
 // Under a limit of file sizes (LimitFSIZE, ulimit -f) a write then fails like one to a full disk: a checkpoint fails, and
-// the daemon goes on.
+// the daemon goes on. So does one to a pipe that nobody will read: the log's, say.
 // Whoever started the daemon may ignore the end of children, which would then be nobody's to ask for.
 void SetSignals() {
   struct sigaction action {};
   action.sa_handler = SIG_IGN;
   sigaction(SIGXFSZ, &action, nullptr);
+  sigaction(SIGPIPE, &action, nullptr);
   action.sa_handler = SIG_DFL;
   sigaction(SIGCHLD, &action, nullptr);
 }
 
 int Serve(const CommandLine& line) {
-  // Before any thread exists, so that all inherit it and the signals come to sigwait.
-  const sigset_t set = StopSignals();
-  pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  const StopSignals signals;
   SetSignals();
   ConfigureLog(LevelOf(line.config.log.level), line.config.log.format);
   gpr_set_log_function(LogOfGrpc);
@@ -288,8 +270,8 @@ int Serve(const CommandLine& line) {
     Log(LogLevel::kInfo, "descriptors", "the limit of open files was raised", {{"from", before}, {"to", now}});
   }
   const char* notify_socket = std::getenv("NOTIFY_SOCKET");
-  return Daemon(line).Run(notify_socket == nullptr ? "" : notify_socket,
-                          TellEverySeconds(std::getenv("WATCHDOG_USEC")));
+  return Daemon(line, &signals)
+      .Run(notify_socket == nullptr ? "" : notify_socket, TellEverySeconds(std::getenv("WATCHDOG_USEC")));
 }
 
 int BadConfig(const absl::Status& why) {

@@ -1,0 +1,84 @@
+"""The programs as processes: signals, standard descriptors, a log that nobody reads, disks that are full."""
+
+import fcntl
+import os
+import pty
+import re
+import signal
+import subprocess
+
+from daemon import BALLASTCTL, BALLASTD, Daemon, plain_environment, until
+from stepping import Trainer
+
+NO_HTTP = ["--listen", "127.0.0.1:0", "--ops_http.listen", "off", "--device", "cpu", "--shm_socket", "off"]
+
+
+def redirected(redirection: str) -> list[str]:
+    return ["sh", "-c", f'exec "$0" "$@" {redirection}']
+
+
+class Log:
+    """A pipe for a daemon's log, which is read when the test says so."""
+
+    def __init__(self, folder):
+        self.path = folder / "log"
+        os.mkfifo(self.path)
+        self.end = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
+        fcntl.fcntl(self.end, fcntl.F_SETPIPE_SZ, 4096)
+
+    def read(self) -> str:
+        try:
+            return os.read(self.end, 1 << 16).decode()
+        except BlockingIOError:
+            return ""
+
+    def fill(self) -> None:
+        writer = os.open(self.path, os.O_WRONLY | os.O_NONBLOCK)
+        try:
+            while True:
+                os.write(writer, b"x")
+        except BlockingIOError:
+            os.close(writer)
+
+
+# --- signals --------------------------------------------------------------------------------------------------------
+
+
+def test_sighup_ends_nothing(tmp_path):
+    with Daemon(tmp_path) as daemon, Trainer(daemon.server, "r") as trainer:
+        trainer.step()
+        daemon.process.send_signal(signal.SIGHUP)
+        until("the log tells", lambda: "SIGHUP: configuration is read at the start" in daemon.log.read_text())
+        assert trainer.step() == 2
+        assert daemon.stop() == 0
+
+
+def test_the_terminal_that_goes_drains_a_daemon_that_was_started_at_it(tmp_path):
+    ours, theirs = pty.openpty()
+    storage = tmp_path / "storage"
+    storage.mkdir()
+    terminal = redirected(f"< {os.ttyname(theirs)}")
+    with Daemon(tmp_path, "--storage.dir", str(storage), launcher=terminal) as daemon:
+        os.close(theirs)
+        daemon.process.send_signal(signal.SIGHUP)
+        until("the log tells", lambda: "SIGHUP: configuration is read" in daemon.log.read_text())
+        assert daemon.status("/readyz") == 200
+        os.close(ours)
+        daemon.process.send_signal(signal.SIGHUP)
+        assert daemon.process.wait(60) == 0
+        assert "its terminal is gone" in daemon.log.read_text()
+
+
+def test_the_logs_reader_may_go(tmp_path):
+    log = Log(tmp_path)
+    command = [*redirected(f"2> {log.path}"), BALLASTD, *NO_HTTP]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=plain_environment()) as process:
+        try:
+            server = re.search(r"grpc (\S+)", process.stdout.readline())[1]
+            os.close(log.end)
+            with Trainer(server, "r") as trainer:  # of which there are lines in the log
+                assert trainer.step() == 1
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
