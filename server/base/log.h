@@ -1,6 +1,7 @@
 // Structured logs on stderr, one event a line: JSON, or text on a terminal. Keys are fixed (ts, level, event, msg,
 // run_id, rank, step, from_step, generation, reason, tensor, peer, identity, transport, dur_s, bytes, err); values carry what
-// varies, msg never does. Thread-safe.
+// varies, msg never does. A line that stderr does not take is lost, and nobody waits for it for long (line_writer.h).
+// Thread-safe.
 //
 //   Log(LogLevel::kInfo, "step_closed", "step closed", {{"run_id", id}, {"step", step}});
 #pragma once

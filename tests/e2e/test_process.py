@@ -1,6 +1,7 @@
 """The programs as processes: signals, standard descriptors, a log that nobody reads, disks that are full."""
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -82,3 +83,25 @@ def test_the_logs_reader_may_go(tmp_path):
             assert process.wait(60) == 0
         finally:
             process.kill()
+
+
+# --- descriptors ----------------------------------------------------------------------------------------------------
+
+
+def test_a_log_that_nobody_reads_holds_nothing_up(tmp_path):
+    log = Log(tmp_path)
+    with Daemon(tmp_path, launcher=redirected(f"2> {log.path}")) as daemon:
+        log.read()
+        log.fill()
+        with Trainer(daemon.server, "r") as trainer:
+            assert trainer.step() == 1
+        assert daemon.ctl("restore", "other", "--step", "1").returncode == 1
+        read = [log.read()]
+        daemon.ctl("delete", "r", "--force")  # which the log has
+        until("the log goes on", lambda: read.append(log.read()) or "run_deleted" in "".join(read))
+        lines = [line for line in "".join(read).lstrip("x").splitlines() if line]
+        lost = [json.loads(line) for line in lines if "log_lost" in line]
+        assert len(lost) == 1 and lost[0]["lines"] > 0
+        log.fill()
+        assert daemon.stop() == 0
+    os.close(log.end)

@@ -137,8 +137,8 @@ TEST_F(LogTest, LinesOfThreadsStayWhole) {
 }
 
 TEST(ProcessLogTest, GoesToStderr) {
-  ConfigureLog(LogLevel::kInfo, "json");
   ::testing::internal::CaptureStderr();
+  ConfigureLog(LogLevel::kInfo, "json");
   Log(LogLevel::kInfo, "process_log_test", "hello", {{"run_id", std::string("a")}});
   const std::string line = ::testing::internal::GetCapturedStderr();
   EXPECT_THAT(line, HasSubstr("\"event\":\"process_log_test\",\"msg\":\"hello\",\"run_id\":\"a\"}\n"));
