@@ -322,6 +322,7 @@ int Main(const std::vector<std::string>& arguments) {
 }  // namespace ballast
 
 int main(int argc, char** argv) {
+  ballast::OpenStandardDescriptors();
   // Debian builds Abseil with its search for deadlocks on, which every lock pays for; the tests of the server's parts have it.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   ballast::TuneAllocator();

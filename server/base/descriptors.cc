@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <utility>
 
 namespace ballast {
@@ -20,6 +21,13 @@ uint64_t RaiseDescriptorLimit() {
   // If the system refuses, the limit stays, and MostDescriptors says so.
   static_cast<void>(setrlimit(RLIMIT_NOFILE, &limit));
   return before;
+}
+
+void OpenStandardDescriptors() {
+  // open gives the lowest number that is free: this one, as those below it are open.
+  for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) {
+    if (fcntl(fd, F_GETFD) < 0 && errno == EBADF) open("/dev/null", O_RDWR);
+  }
 }
 
 bool LeavesKeptDescriptors(int fd) { return static_cast<uint64_t>(fd) + kKeptDescriptors < MostDescriptors(); }

@@ -12,6 +12,9 @@ inline constexpr uint64_t kKeptDescriptors = 100;
 // With fewer, a daemon does not start.
 inline constexpr uint64_t kLeastDescriptors = 128;
 
+// Opens /dev/null as those of stdin, stdout and stderr that are closed: else the next file that is opened would get what is
+// written to them. First thing in the process.
+void OpenStandardDescriptors();
 // How many the process may have open (the soft limit of RLIMIT_NOFILE).
 uint64_t MostDescriptors();
 // Raises the soft limit to the hard one; returns the soft limit before that.

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 
+import pytest
 from daemon import BALLASTCTL, BALLASTD, Daemon, plain_environment, until
 from stepping import Trainer
 
@@ -105,3 +106,19 @@ def test_a_log_that_nobody_reads_holds_nothing_up(tmp_path):
         log.fill()
         assert daemon.stop() == 0
     os.close(log.end)
+
+
+@pytest.mark.parametrize("closed", [[1], [2], [1, 2], [0, 1, 2]])
+def test_what_is_printed_goes_into_no_other_file_where_a_standard_descriptor_is_closed(tmp_path, closed):
+    log = tmp_path / "log"
+    command = [*redirected(" ".join(f"{number}>&-" for number in closed)), BALLASTD, *NO_HTTP]
+    with log.open("wb") as told:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=told, stderr=told, env=plain_environment())
+    descriptors = f"/proc/{process.pid}/fd"
+    try:
+        until("it serves", lambda: len(os.listdir(descriptors)) > 10)
+        for number in (1, 2):
+            assert os.readlink(f"{descriptors}/{number}") == ("/dev/null" if number in closed else str(log))
+    finally:
+        process.kill()
+        process.wait()
