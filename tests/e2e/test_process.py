@@ -122,3 +122,20 @@ def test_what_is_printed_goes_into_no_other_file_where_a_standard_descriptor_is_
     finally:
         process.kill()
         process.wait()
+
+
+# --- what is full ---------------------------------------------------------------------------------------------------
+
+
+def test_what_could_not_be_written_is_not_in_the_way(tmp_path):
+    token, folder = tmp_path / "token", tmp_path / "certificates"
+    made = [["token", "new", "--name", "n", "--run", "r", "--out", token], ["certs", "init", "--out", folder, "--host", "node7"]]
+    for words in made:
+        # Python ignores SIGXFSZ, and so does what it starts.
+        small = ["prlimit", f"--fsize={20 if words[0] == 'token' else 300}", BALLASTCTL, *words]
+        answer = subprocess.run(small, capture_output=True, text=True, restore_signals=False)
+        assert answer.returncode == 1 and "File too large" in answer.stderr
+        assert not token.exists() and (not folder.exists() or not list(folder.iterdir()))
+        answer = subprocess.run([BALLASTCTL, *words], capture_output=True, text=True)
+        assert answer.returncode == 0, answer.stderr
+        token.unlink(missing_ok=True)

@@ -19,7 +19,7 @@ struct NewFile {
 };
 
 // In the folder, which is made if need be, for its owner alone. FAILED_PRECONDITION names what cannot be written; where
-// one of the files is there already, none is.
+// one of the files is there already, or cannot be written, none is made.
 absl::Status WriteNewFiles(const std::filesystem::path& folder, const std::vector<NewFile>& files);
 
 }  // namespace ballast::ctl
