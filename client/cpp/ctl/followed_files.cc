@@ -1,6 +1,8 @@
 #include "client/cpp/ctl/followed_files.h"
 
 #include <fcntl.h>
+#include <signal.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,6 +13,7 @@
 #include <vector>
 
 #include "absl/cleanup/cleanup.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
 #include "client/cpp/ctl/safetensors_file.h"
@@ -19,6 +22,8 @@ namespace ballast::ctl {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr char kPart[] = ".part";
 
 absl::Status Unwritable(const fs::path& path, const std::string& why) {
   return absl::FailedPreconditionError(absl::StrCat(path.string(), ": ", why));
@@ -42,6 +47,29 @@ absl::Status SyncFolder(const fs::path& folder) {
   return fsync(fd) == 0 ? absl::OkStatus() : Unwritable(folder, std::strerror(errno));
 }
 
+// Whoever writes a part holds it locked. The number of its process is not enough: it may be of another container, or have
+// been given to this process anew.
+bool IsLeftPart(const fs::path& path) {
+  const std::string name = path.filename().string();
+  if (!name.starts_with(".step-") || !name.ends_with(kPart)) return false;
+  const std::string stem = path.stem().string();
+  pid_t writer = 0;
+  if (!absl::SimpleAtoi(stem.substr(stem.rfind('.') + 1), &writer) || writer <= 0) return false;
+  if (writer != getpid() && !(kill(writer, 0) != 0 && errno == ESRCH)) return false;
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+  if (fd < 0) return false;
+  const absl::Cleanup closed = [fd] { close(fd); };
+  return flock(fd, LOCK_EX | LOCK_NB) == 0;
+}
+
+// Of those that were ended in the middle of one. What cannot be removed stays, and does no harm.
+void RemoveLeftParts(const fs::path& folder) {
+  std::error_code error;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
+    if (IsLeftPart(entry.path())) unlink(entry.path().c_str());
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<FollowedFiles> FollowedFiles::Open(const std::string& folder, const std::string& run, Kept kept) {
@@ -49,6 +77,7 @@ absl::StatusOr<FollowedFiles> FollowedFiles::Open(const std::string& folder, con
   fs::create_directories(folder, error);
   if (error) return Unwritable(folder, error.message());
   if (access(folder.c_str(), W_OK | X_OK) != 0) return Unwritable(folder, std::strerror(errno));
+  RemoveLeftParts(folder);
   FollowedFiles files(folder, kept);
   if (auto s = files.Look(run); !s.ok()) return s;
   return files;
@@ -101,9 +130,10 @@ absl::StatusOr<fs::path> FollowedFiles::Write(const Subscriber& subscriber, cons
 }
 
 absl::Status FollowedFiles::Put(const VersionFile& file, const fs::path& path) const {
-  const fs::path part = folder_ / absl::StrCat(".", path.stem().string(), ".", getpid(), ".part");
+  const fs::path part = folder_ / absl::StrCat(".", path.stem().string(), ".", getpid(), kPart);
   const int fd = open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (fd < 0) return Unwritable(part, std::strerror(errno));
+  flock(fd, LOCK_EX | LOCK_NB);  // where there are no locks, a part that is left stays
   absl::Cleanup removed = [&] { unlink(part.c_str()); };
   absl::Status written = file.Write([&](absl::Span<const std::byte> bytes) { return WriteAll(fd, part, bytes); });
   if (written.ok() && fsync(fd) != 0) written = Unwritable(part, std::strerror(errno));

@@ -1,12 +1,16 @@
 // What ballastctl makes of a run that it follows, and of the files that come of it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
 
+#include "absl/strings/str_cat.h"
 #include "proto/checkpoint/safetensors_header.h"
 
 #include "client/cpp/ctl/command_line.h"
@@ -22,6 +26,7 @@ using ::testing::ContainsRegex;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using ::testing::UnorderedElementsAre;
 
 namespace fs = std::filesystem;
 
@@ -113,6 +118,31 @@ TEST_F(FollowCommandsTest, ARewoundRunsOldFileGoesAndOthersFilesStay) {
   EXPECT_THAT(Files(), ElementsAre("step-1.safetensors", "step-3.safetensors"));
   EXPECT_THAT(heard.out, AllOf(HasSubstr("\"step\":3"), HasSubstr("\"generation\":2"), Not(HasSubstr("STEP"))));
   EXPECT_EQ(std::count(heard.out.begin(), heard.out.end(), '\n'), 2);
+}
+
+TEST_F(FollowCommandsTest, PartsThatAnEndedProcessLeftAreRemoved) {
+  const pid_t gone = fork();
+  if (gone == 0) _exit(0);
+  ASSERT_EQ(waitpid(gone, nullptr, 0), gone);
+  fs::create_directories(folder_);
+  const auto part = [&](const std::string& of) {
+    std::ofstream(folder_ / absl::StrCat(".step-3.", of, ".part")) << "half";
+    return Path(absl::StrCat(".step-3.", of, ".part"));
+  };
+  part(absl::StrCat(gone));
+  part(absl::StrCat("changes.", getpid()));  // of an earlier process of this number
+  part(absl::StrCat(getppid()));
+  part("text");
+  // Of one that this process does not see, in another container.
+  const int locked = open(part(absl::StrCat("changes.", gone)).c_str(), O_RDONLY | O_CLOEXEC);
+  ASSERT_EQ(flock(locked, LOCK_EX), 0);
+  daemon_.Say(first_.Whole());
+  const Heard heard = Say({"follow", "r", "--out", folder_.string(), "--versions=1"});
+  close(locked);
+  EXPECT_EQ(heard.code, kOk) << heard.err;
+  EXPECT_THAT(Files(), UnorderedElementsAre(absl::StrCat(".step-3.changes.", gone, ".part"),
+                                            absl::StrCat(".step-3.", getppid(), ".part"), ".step-3.text.part",
+                                            "step-7.safetensors"));
 }
 
 TEST_F(FollowCommandsTest, FilesOfChangesMakeEachVersionOfTheOneBefore) {
