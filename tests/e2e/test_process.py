@@ -127,6 +127,29 @@ def test_what_is_printed_goes_into_no_other_file_where_a_standard_descriptor_is_
 # --- what is full ---------------------------------------------------------------------------------------------------
 
 
+def full_disk(*words) -> subprocess.CompletedProcess:
+    with open("/dev/full", "w") as full:
+        return subprocess.run(
+            [BALLASTCTL, *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            env=plain_environment(),
+        )
+
+
+def test_what_ballastctl_cannot_print_it_tells(tmp_path):
+    told = "ballastctl: standard output: No space left on device\n"
+    answer = full_disk("--version")
+    assert (answer.returncode, answer.stderr) == (1, told)
+    with Daemon(tmp_path) as daemon, Trainer(daemon.server, "r") as trainer:
+        trainer.step()
+        for words in (["runs"], ["watch", "r"], ["runs", "--json"]):
+            answer = full_disk("--server", daemon.server, *words)
+            assert (answer.returncode, answer.stderr) == (1, told), words
+
+
 def test_what_could_not_be_written_is_not_in_the_way(tmp_path):
     token, folder = tmp_path / "token", tmp_path / "certificates"
     made = [["token", "new", "--name", "n", "--run", "r", "--out", token], ["certs", "init", "--out", folder, "--host", "node7"]]

@@ -18,8 +18,8 @@ namespace ballast::ctl {
 
 enum ExitCode : int {
   kOk = 0,
-  kRefused = 1,       // the daemon said no, it is unhealthy, or a checkpoint is damaged
-  kUsage = 64,        // EX_USAGE
+  kRefused = 1,  // the daemon said no, it is unhealthy, a checkpoint is damaged, or what is printed cannot be written
+  kUsage = 64,   // EX_USAGE
   kUnreachable = 69,  // EX_UNAVAILABLE
 };
 

@@ -119,6 +119,7 @@ int Follow(const Invocation& invocation, const FollowFlags& flags, FollowedFiles
     if (!file.ok()) return Fail(invocation, file.status());
     const std::string name = file->string();
     invocation.out << (invocation.json ? JsonLine(**version, name) : TextLine(**version, name)) << std::endl;
+    if (!invocation.out) return kRefused;  // main says why
     ++written;
   }
   return kOk;

@@ -45,6 +45,7 @@ int Watch(const Invocation& invocation, Client& client, double interval_s, uint6
       last = step;
       invocation.out << WatchLine(step) << std::endl;
       for (const v1::SpikeEvent& event : step.spikes()) invocation.out << "            " << event.text() << std::endl;
+      if (!invocation.out) return kRefused;  // nobody sees more; main says so
       if (++shown == steps) return kOk;
     }
     std::this_thread::sleep_for(std::chrono::duration<double>(interval_s));
