@@ -7,10 +7,11 @@
 #include "absl/time/time.h"
 
 #include "server/base/clock.h"
+#include "server/base/start_thread.h"
 
 namespace ballast {
 
-Strand::Strand(Options options) : options_(std::move(options)), thread_([this] { Loop(); }) {
+Strand::Strand(Options options) : options_(std::move(options)), thread_(StartThread([this] { Loop(); })) {
   // The kernel's limit is 15 characters; a name that does not fit is cut.
   pthread_setname_np(thread_.native_handle(), options_.name.substr(0, 15).c_str());
 }

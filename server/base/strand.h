@@ -31,7 +31,7 @@ class Strand {
     absl::AnyInvocable<void()> after = nullptr;
   };
 
-  explicit Strand(Options options);
+  explicit Strand(Options options);  // throws NoThread (start_thread.h)
   ~Strand();
   Strand(const Strand&) = delete;
   Strand& operator=(const Strand&) = delete;

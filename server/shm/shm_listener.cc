@@ -143,17 +143,23 @@ bool ShmListener::AdmitOne() {
 bool ShmListener::Answer(Guest* guest) {
   const auto hello = guest->socket.ReceiveHello();
   if (!hello.ok()) return false;
-  auto connection = Grant(*guest, *hello);
-  if (!connection.ok()) {
-    Log(LogLevel::kWarn, "transport", "shared memory refused", {{"err", std::string(connection.status().message())}});
-    guest->socket.Answer(Refusal(connection.status()), -1).IgnoreError();  // it is dismissed either way
-    return false;
+  const absl::Status begun = Begin(guest, *hello);
+  if (begun.ok()) return guest->stream->Grant().ok();
+  Log(LogLevel::kWarn, "transport", "shared memory refused", {{"err", std::string(begun.message())}});
+  guest->socket.Answer(Refusal(begun), -1).IgnoreError();  // it is dismissed either way
+  return false;
+}
+
+absl::Status ShmListener::Begin(Guest* guest, const ShmHello& hello) {
+  ASSIGN_OR_RETURN(ShmStream::Connection connection, Grant(*guest, hello));
+  connection.socket = std::move(guest->socket);
+  auto stream = ShmStream::Start(environment_, &connection);
+  if (stream.ok()) {
+    guest->stream = *std::move(stream);
+  } else {
+    guest->socket = std::move(connection.socket);
   }
-  if (!guest->socket.Answer({.shape = connection->segment->shape()}, connection->segment->fd()).ok()) return false;
-  connection->segment->CloseFd();
-  connection->socket = std::move(guest->socket);
-  guest->stream = ShmStream::Start(environment_, *std::move(connection));
-  return true;
+  return stream.status();
 }
 
 absl::StatusOr<ShmStream::Connection> ShmListener::Grant(const Guest& guest, const ShmHello& hello) const {

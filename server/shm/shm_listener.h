@@ -50,6 +50,8 @@ class ShmListener {
   bool AdmitOne();
   // False: the guest is to be dismissed.
   bool Answer(Guest* guest);
+  // Gives it a stream.
+  absl::Status Begin(Guest* guest, const ShmHello& hello);
   absl::StatusOr<ShmStream::Connection> Grant(const Guest& guest, const ShmHello& hello) const;
 
   const RpcEnvironment environment_;

@@ -9,6 +9,8 @@
 #include "proto/batch.h"
 
 #include "server/base/clock.h"
+#include "server/base/start_thread.h"
+#include "server/base/status_macros.h"
 #include "server/convert/convert.h"
 #include "server/rpc/train_messages.h"
 
@@ -30,10 +32,25 @@ std::string FinishBody(const absl::Status& status) {
 
 }  // namespace
 
-std::shared_ptr<ShmStream> ShmStream::Start(const RpcEnvironment& environment, Connection connection) {
-  std::shared_ptr<ShmStream> stream(new ShmStream(environment, std::move(connection)));
-  stream->thread_ = std::thread([self = stream.get()] { self->Loop(); });  // joined before the stream is let go
-  return stream;
+absl::StatusOr<std::shared_ptr<ShmStream>> ShmStream::Start(const RpcEnvironment& environment, Connection* connection) {
+  std::shared_ptr<ShmStream> stream(new ShmStream(environment, std::move(*connection)));
+  try {
+    stream->thread_ = StartThread([self = stream.get()] { self->Loop(); });  // joined before the stream is let go
+    return stream;
+  } catch (const NoThread& none) {
+    const absl::Status why = absl::ResourceExhaustedError(none.what());
+    connection->socket = std::move(stream->connection_.socket);
+    stream->record_.Done(why);
+    environment.metrics->OnStreams(-1);
+    return why;
+  }
+}
+
+absl::Status ShmStream::Grant() const {
+  ShmSegment& segment = *connection_.segment;
+  RETURN_IF_ERROR(connection_.socket.Answer({.shape = segment.shape()}, segment.fd()));
+  segment.CloseFd();
+  return absl::OkStatus();
 }
 
 ShmStream::ShmStream(const RpcEnvironment& environment, Connection connection)

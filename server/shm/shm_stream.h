@@ -19,6 +19,7 @@
 #include <thread>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "proto/shm/bell.h"
 #include "proto/shm/pulse.h"
@@ -44,8 +45,11 @@ class ShmStream final : public RankStream, public Payload::Lender, public std::e
     StreamPlace place = nullptr;  // in its caller's quota, while the stream lasts
   };
 
-  static std::shared_ptr<ShmStream> Start(const RpcEnvironment& environment, Connection connection);
+  // Takes the connection over. RESOURCE_EXHAUSTED: there is no thread for it, and the connection's socket stays.
+  static absl::StatusOr<std::shared_ptr<ShmStream>> Start(const RpcEnvironment& environment, Connection* connection);
 
+  // Sends the trainer its segment.
+  absl::Status Grant() const;
   int fd() const { return connection_.socket.fd(); }
   const std::string& token() const { return connection_.token; }
   // Ends the stream, since the trainer is gone or the daemon stops, and waits for the thread. Call it once.
@@ -89,7 +93,7 @@ class ShmStream final : public RankStream, public Payload::Lender, public std::e
   void End();
 
   const RpcEnvironment environment_;
-  const Connection connection_;
+  Connection connection_;  // nothing of it changes while there is a thread
   ShmControl& control_;
   RpcRecord record_;
 

@@ -1,13 +1,16 @@
 #include "server/base/strand.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <new>
 #include <thread>
 #include <vector>
 
 #include "absl/synchronization/notification.h"
 
 #include "server/base/clock.h"
+#include "tests/server/no_threads.h"
 
 namespace ballast {
 namespace {
@@ -71,6 +74,17 @@ TEST(StrandTest, ATaskThatGetsOnIsNotBusyForLong) {
   const double busy_s = strand.busy_s();  // and then the time: a function's arguments have no order
   EXPECT_LE(busy_s, MonotonicSeconds() - before_s);
   end.Notify();
+}
+
+// Those who make runs know the end of memory.
+TEST(StrandTest, WithoutAThreadItIsRefused) {
+  const ballast::testing::NoThreads none;
+  try {
+    const Strand strand({.name = "t"});
+    FAIL() << "it has one";
+  } catch (const std::bad_alloc& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("raise the daemon's limit of processes: ulimit -u"));
+  }
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 
 #include "server/shm/shm_shape.h"
 #include "tests/eventually.h"
+#include "tests/server/no_threads.h"
 #include "tests/server/shm/shm_fixture.h"
 
 namespace ballast::testing {
@@ -55,6 +56,21 @@ TEST_F(ShmRpcTest, AGradientStaysInItsSlotUntilItIsSummed) {
   (*second)->Chunk(chunk);
   EXPECT_SOON((*second)->lender.returned(), 1u);
   EXPECT_SOON(raw.trainer->lender.returned(), 1u);
+}
+
+TEST_F(ShmRpcTest, WithoutAThreadForItATrainerIsRefusedAndOthersGoOn) {
+  const Raw raw = StartRaw(SmallSpec(), 2);
+  const v1::AttachResponse other = AttachFresh("r1", false, 1, 2);
+  absl::Status refused;
+  {
+    const NoThreads none;
+    refused = Ask(other, other.session_token()).status();
+  }
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("the system refused a thread"));
+  const auto later = Ask(other, other.session_token());
+  EXPECT_TRUE(later.ok()) << later.status();
+  EXPECT_SOON(metrics_.Serialize(), HasSubstr("\nballast_streams 2\n"));
 }
 
 TEST_F(ShmRpcTest, OnlyATokenOpensIt) {
