@@ -35,6 +35,7 @@
 #include "server/rpc/tcp_listener.h"
 #include "server/rpc/tls_credentials.h"
 #include "server/rpc/trainer_service.h"
+#include "server/rpc/unix_port.h"
 #include "server/shm/shm_listener.h"
 #include "server/storage/storage.h"
 
@@ -251,6 +252,7 @@ absl::Status GrpcServer::AddPort(const Config& config, const CertificateKeeper* 
   if (config.tls.on() != (certificates != nullptr)) return absl::InternalError("tls without certificates");
   address_ = config.listen;
   if (IsUnixAddress(config.listen)) {
+    RETURN_IF_ERROR(ReadyUnixPort(config.listen));
     builder->AddListeningPort(ForGrpc(config.listen), grpc::InsecureServerCredentials());
     return absl::OkStatus();
   }
