@@ -224,7 +224,7 @@ class Daemon {
 
   void Drain(Server* server, int signal) {
     draining_ = true;
-    StopSignals::ExitOnNext(kSecondSignal);
+    StopSignals::OnNext([](int) { _exit(kSecondSignal); });
     const std::string cause = devices_failed_     ? "no device is left"
                               : input_ended_      ? "the end of standard input"
                               : signal == SIGTERM ? "SIGTERM"

@@ -3,12 +3,8 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <atomic>
-
 namespace ballast {
 namespace {
-
-std::atomic<int> exit_code = 0;
 
 sigset_t StopSet() {
   sigset_t set;
@@ -46,10 +42,9 @@ int StopSignals::Await(const std::function<void()>& on_reload) const {
   }
 }
 
-void StopSignals::ExitOnNext(int code) {
-  exit_code = code;
+void StopSignals::OnNext(void (*handler)(int signal)) {
   struct sigaction action {};
-  action.sa_handler = [](int) { _exit(exit_code); };
+  action.sa_handler = handler;
   sigset_t set;
   sigemptyset(&set);
   for (const int signal : {SIGTERM, SIGINT}) {

@@ -14,8 +14,8 @@ class StopSignals {
 
   // Waits for one, and returns it. on_reload: SIGHUP came, which ends nothing here.
   int Await(const std::function<void()>& on_reload) const;
-  // From here on SIGTERM or SIGINT ends the process with the code, and SIGHUP does nothing.
-  static void ExitOnNext(int code);
+  // From here on SIGTERM or SIGINT is handled so, on any thread, and SIGHUP does nothing.
+  static void OnNext(void (*handler)(int signal));
 
  private:
   // Whether a terminal that was there at the start is none any more.

@@ -152,7 +152,10 @@ def test_what_ballastctl_cannot_print_it_tells(tmp_path):
 
 def test_what_could_not_be_written_is_not_in_the_way(tmp_path):
     token, folder = tmp_path / "token", tmp_path / "certificates"
-    made = [["token", "new", "--name", "n", "--run", "r", "--out", token], ["certs", "init", "--out", folder, "--host", "node7"]]
+    made = [
+        ["token", "new", "--name", "n", "--run", "r", "--out", token],
+        ["certs", "init", "--out", folder, "--host", "node7"],
+    ]
     for words in made:
         # Python ignores SIGXFSZ, and so does what it starts.
         small = ["prlimit", f"--fsize={20 if words[0] == 'token' else 300}", BALLASTCTL, *words]
