@@ -70,7 +70,13 @@ absl::StatusOr<std::vector<JournalFile>> ListJournal(Fs* fs, const std::string& 
   std::vector<JournalFile> files;
   for (const Fs::Entry& entry : *entries) {
     const std::optional<uint64_t> number = ParseSegmentName(entry.name);
-    if (!number || entry.kind != Fs::Kind::kFile) continue;
+    if (!number) continue;
+    if (entry.kind != Fs::Kind::kFile) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          folder, "/", entry.name,
+          " has the name of a file of the journal and is none, and no link is followed: put the file itself there, or "
+          "move it away to go on without the steps in it"));
+    }
     JournalFile file{.number = *number, .path = absl::StrCat(folder, "/", entry.name), .head = {}};
     auto reader = RecordReader::Open(fs, file.path, file.number);
     if (!reader.ok() && !absl::IsOutOfRange(reader.status())) return reader.status();

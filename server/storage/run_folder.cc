@@ -1,6 +1,7 @@
 #include "server/storage/run_folder.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -110,7 +111,14 @@ absl::StatusOr<std::vector<CheckpointEntry>> RunFolder::List() const {
 
 absl::StatusOr<uint64_t> RunFolder::NextNumber() const {
   ASSIGN_OR_RETURN(const std::vector<CheckpointEntry> entries, List());
-  return entries.empty() ? 1 : entries.back().place.number + 1;
+  if (entries.empty()) return 1;
+  if (entries.back().place.number == std::numeric_limits<uint64_t>::max()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(PathOf(entries.back()),
+                     " has the largest number that there is, and none can come after it: give "
+                     "it the number after that of the checkpoint before it"));
+  }
+  return entries.back().place.number + 1;
 }
 
 absl::StatusOr<std::string> RunFolder::Begin(const CheckpointPlace& place) {

@@ -52,6 +52,7 @@ absl::StatusOr<std::unique_ptr<Storage>> Storage::Open(const Options& options) {
   auto lock = options.fs->Lock(absl::StrCat(options.dir, kLockName));
   RETURN_IF_ERROR(WithAdvice(lock.status()));
   RETURN_IF_ERROR(WithAdvice(MakeIfMissing(options.fs, absl::StrCat(options.dir, kRunsName), options.dir)));
+  RETURN_IF_ERROR(WithAdvice(options.fs->List(absl::StrCat(options.dir, kRunsName)).status()));
   std::unique_ptr<Storage> storage(new Storage(options, *std::move(lock)));
   storage->CleanUp();
   return storage;

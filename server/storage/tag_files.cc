@@ -26,8 +26,15 @@ absl::StatusOr<std::vector<TagFile>> AllFiles(Fs* fs, const std::string& folder)
   RETURN_IF_ERROR(entries.status());
   std::vector<TagFile> files;
   for (const Fs::Entry& entry : *entries) {
-    auto file = entry.kind == Fs::Kind::kFile ? ParseTagFile(entry.name) : std::nullopt;
-    if (file) files.push_back(*std::move(file));
+    auto file = ParseTagFile(entry.name);
+    if (!file) continue;
+    if (entry.kind != Fs::Kind::kFile) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          folder, "/", entry.name,
+          " has the name of a version's file and is none, and no link is followed: put the file itself there, or move "
+          "it away"));
+    }
+    files.push_back(*std::move(file));
   }
   return files;
 }

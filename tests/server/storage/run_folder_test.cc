@@ -8,7 +8,9 @@
 #include <vector>
 
 #include "server/storage/file_writer.h"
+#include "server/storage/journal_files.h"
 #include "server/storage/storage.h"
+#include "server/storage/tag_files.h"
 #include "tests/server/storage/model_fs.h"
 #include "tests/server/storage/written_steps.h"
 
@@ -50,6 +52,43 @@ TEST(RunFolderTest, StepsThatWereUndoneAreSetAsideAndGoWithTheOldest) {
   std::vector<std::string> names;
   for (const CheckpointEntry& entry : *entries) names.push_back(entry.name);
   EXPECT_THAT(names, ::testing::ElementsAre("000000000003-step-15", "000000000004-step-18"));
+}
+
+TEST(RunFolderTest, NoNumberComesAfterTheLargest) {
+  ModelFs fs;
+  MakeRoot(&fs);
+  ASSERT_TRUE(WriteSteps(&fs, {10}).ok());
+  auto folder = RunFolder::Open(&fs, "/d/runs", "r");
+  ASSERT_TRUE(folder.ok());
+  ASSERT_TRUE(fs.MakeFolder("/d/runs/r/18446744073709551615-step-20").ok());
+  const auto next = folder->NextNumber();
+  EXPECT_EQ(next.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(next.status().message()), HasSubstr("/d/runs/r/18446744073709551615-step-20"));
+}
+
+TEST(RunFolderTest, WhatHasTheNameOfAFileAndIsNoneIsNotPassedOver) {
+  ModelFs fs;
+  ASSERT_TRUE(fs.MakeFolder("/d").ok());
+  EXPECT_TRUE(ListJournal(&fs, "/d").ok());
+  ASSERT_TRUE(fs.MakeFolder("/d/other").ok());
+  EXPECT_TRUE(ListJournal(&fs, "/d").ok() && ListTagFiles(&fs, "/d").ok());
+  ASSERT_TRUE(fs.MakeFolder("/d/best.7.safetensors").ok());
+  ASSERT_TRUE(fs.MakeFolder("/d/segment-000000000001").ok());
+  for (const absl::Status& status : {ListJournal(&fs, "/d").status(), ListTagFiles(&fs, "/d").status()}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(status.message()),
+                AnyOf(HasSubstr("/d/segment-000000000001"), HasSubstr("/d/best.7.safetensors")));
+  }
+}
+
+TEST(RunFolderTest, ADaemonDoesNotStartWhereItsRunsCannotBeListed) {
+  ModelFs fs;
+  ASSERT_TRUE(fs.MakeFolder("/d").ok());
+  auto file = fs.Create("/d/runs");
+  ASSERT_TRUE(file.ok());
+  const auto storage = Storage::Open({.fs = &fs, .dir = "/d"});
+  EXPECT_EQ(storage.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(storage.status().message()), HasSubstr("it must be a folder, and no link to one"));
 }
 
 TEST(RunFolderTest, TellsWhereNothingWouldBeLeftAndSetsAsideNoneThatCameSince) {
