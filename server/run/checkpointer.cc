@@ -98,6 +98,7 @@ void Checkpointer::OnWritten(absl::StatusOr<CheckpointWritten> written) {
   if (written.ok() && !undone) {
     durable_step_ = writing.step;
     last_ = *written;
+    aside_ = absl::OkStatus();  // it is newer than any that is undone
   }
   if (!written.ok()) begun_step_ = 0;
   if (undone_) OnWrittenSince(undone ? absl::CancelledError("a rewind undid it") : written.status());
@@ -130,7 +131,8 @@ void Checkpointer::OnRewound(uint64_t to_step) {
   if (!ended_.ok()) return;
   if (writing_ && writing_->step > to_step) *writing_->cancelled = true;
   if (undone_) undone_->after_step = std::min(undone_->after_step, to_step);
-  if (durable_step_ <= to_step && (!writing_ || writing_->step <= to_step)) return;
+  if (aside_.ok() && durable_step_ <= to_step && (!writing_ || writing_->step <= to_step)) return;
+  aside_ = absl::OkStatus();
   begun_step_ = 0;
   if (durable_step_ > to_step) durable_step_ = 0;
   ++setting_aside_;
@@ -159,7 +161,7 @@ void Checkpointer::OnSetAside(uint64_t to_step, const absl::StatusOr<CheckpointW
     durable_step_ = durable.place.step;
     environment_.on_durable(durable);
   }
-  if (!newest.ok()) LogNotSetAside(to_step, newest.status());
+  if (!newest.ok()) OnNotSetAside(to_step, newest.status());
   AnswerSetAside();
 }
 
@@ -178,7 +180,7 @@ void Checkpointer::OnWrittenSince(const absl::Status& written) {
     return;
   }
   if (!written.ok()) {
-    LogNotSetAside(undone_->after_step, written);
+    OnNotSetAside(undone_->after_step, written);
     undone_->told = true;
     return AnswerSetAside();
   }
@@ -187,20 +189,21 @@ void Checkpointer::OnWrittenSince(const absl::Status& written) {
   writer_.Run([this, undone = *std::exchange(undone_, std::nullopt)] { SetAsideAtWriter(undone); });
 }
 
-void Checkpointer::LogNotSetAside(uint64_t to_step, const absl::Status& why) const {
+void Checkpointer::OnNotSetAside(uint64_t to_step, const absl::Status& why) {
+  aside_ = why;
   Log(LogLevel::kError, "checkpoint",
       "checkpoints of steps that were undone could not be set aside: a restart may bring them back",
       {{"run_id", environment_.spec->run_id}, {"step", to_step}, {"err", std::string(why.message())}});
 }
 
-void Checkpointer::WhenSetAside(absl::AnyInvocable<void()> done) {
+void Checkpointer::WhenSetAside(absl::AnyInvocable<void(absl::Status)> done) {
   when_set_aside_.push_back(std::move(done));
   AnswerSetAside();
 }
 
 void Checkpointer::AnswerSetAside() {
   if (ended_.ok() && (setting_aside_ > 0 || (undone_ && !undone_->told))) return;
-  for (auto& done : std::exchange(when_set_aside_, {})) done();
+  for (auto& done : std::exchange(when_set_aside_, {})) done(aside_);
 }
 
 void Checkpointer::OnRestored(CheckpointWritten from) {

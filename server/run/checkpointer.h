@@ -98,8 +98,8 @@ class Checkpointer {
   void OnReplaced() { replaced_ = true; }
   // No checkpoint of a later step is to come back. What is being written of them is given up.
   void OnRewound(uint64_t to_step);
-  // `done` when none of them can come back any more, or the log says that they may.
-  void WhenSetAside(absl::AnyInvocable<void()> done);
+  // `done` when none of them can come back any more; an error: they may.
+  void WhenSetAside(absl::AnyInvocable<void(absl::Status)> done);
   // The run is what this checkpoint says.
   void OnRestored(CheckpointWritten from);
   // Gives up what is being written, and answers all. Whatever is asked afterwards is answered so, too.
@@ -141,7 +141,7 @@ class Checkpointer {
   void OnSetAside(uint64_t to_step, const absl::StatusOr<CheckpointWritten>& newest);
   void OnAllUndone(const Undone& undone);
   void OnWrittenSince(const absl::Status& written);  // while there are such
-  void LogNotSetAside(uint64_t to_step, const absl::Status& why) const;
+  void OnNotSetAside(uint64_t to_step, const absl::Status& why);
   void AnswerSetAside();
 
   const Environment environment_;
@@ -149,7 +149,8 @@ class Checkpointer {
   absl::Status ended_;
   int setting_aside_ = 0;  // tasks that the writer was given for that
   std::optional<Undone> undone_;
-  std::vector<absl::AnyInvocable<void()>> when_set_aside_;
+  absl::Status aside_;  // an error: some undone step would come back
+  std::vector<absl::AnyInvocable<void(absl::Status)>> when_set_aside_;
   std::optional<Writing> writing_;
   std::vector<Done> asked_;
   CheckpointTrigger trigger_ = CheckpointTrigger::kInterval;  // of asked_

@@ -274,20 +274,6 @@ void Run::OnStreamGone(std::shared_ptr<RankStream> stream) {
   });
 }
 
-void Run::Rewind(RewindOrder order, RewindDone done) {
-  Post([this, order = std::move(order), done = std::move(done)]() mutable {
-    if (ended_ || closed_) return done(Gone());
-    if (held_) return done(BeingAmended());  // what takes its place has copied some of the planes already
-    driver_->Rewind(std::move(order), [this, done = std::move(done)](absl::StatusOr<Rewound> rewound) mutable {
-      if (rewound.ok()) loader_->OnRewound();
-      if (!rewound.ok()) return done(std::move(rewound));
-      // Who is told of the rewind may rely on it: also after a crash.
-      driver_->executor().WhenRewound(
-          [rewound = *rewound, done = std::move(done)]() mutable { done(absl::StatusOr<Rewound>(rewound)); });
-    });
-  });
-}
-
 void Run::Drain(std::function<void()> done) {
   Post([this, done = std::move(done)] {
     if (ended_ || !failure_.ok()) return done();

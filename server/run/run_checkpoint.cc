@@ -1,4 +1,4 @@
-// How a run is written to the disk when somebody asks for it, and how it becomes what a checkpoint says.
+// How a run is written to the disk when somebody asks for it, and how it becomes what a snapshot or a checkpoint says.
 #include <algorithm>
 #include <optional>
 #include <string>
@@ -43,6 +43,26 @@ void Run::CheckpointAnew(Checkpointer::Done done) {
     if (ended_ || closed_) return done(Gone());
     driver_->executor().OnReplaced();
     driver_->Checkpoint(CheckpointTrigger::kRequest, std::move(done));
+  });
+}
+
+void Run::Rewind(RewindOrder order, RewindDone done) {
+  Post([this, order = std::move(order), done = std::move(done)]() mutable {
+    if (ended_ || closed_) return done(Gone());
+    if (held_) return done(BeingAmended());  // what takes its place has copied some of the planes already
+    const bool restores = order.restores;
+    driver_->Rewind(std::move(order), [this, restores,
+                                       done = std::move(done)](absl::StatusOr<Rewound> rewound) mutable {
+      if (rewound.ok()) loader_->OnRewound();
+      if (!rewound.ok()) return done(std::move(rewound));
+      // Who is told of the rewind may rely on it: also after a crash. What is restored is written anew in any case.
+      driver_->executor().WhenRewound([rewound = *rewound, restores, done = std::move(done)](absl::Status s) mutable {
+        if (s.ok() || restores) return done(absl::StatusOr<Rewound>(rewound));
+        done(absl::Status(s.code(), absl::StrCat("the run is rewound in memory, and a restart of the daemon would undo "
+                                                 "that, since what came after is still on the disk: ",
+                                                 s.message())));
+      });
+    });
   });
 }
 

@@ -125,8 +125,8 @@ class StepExecutor {
   void GoOnWithoutJournal() { awaits_journal_ = false; }
   // Likewise: what is in the journal leads to another state.
   void ForgetJournal();
-  // `done` when no crash can bring back what a rewind has undone.
-  void WhenRewound(absl::AnyInvocable<void()> done);
+  // `done` when no crash can bring back what a rewind has undone; an error: one can.
+  void WhenRewound(absl::AnyInvocable<void(absl::Status)> done);
   // Whether another step must not begin yet: the last one is not kept, or too many wait to be durable.
   bool MustWaitToBegin() const;
   bool holds_results() const { return !held_results_.empty(); }  // until their steps are durable

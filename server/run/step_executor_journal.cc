@@ -107,10 +107,11 @@ bool StepExecutor::MustWaitToBegin() const {
   return journal_ != nullptr && !machine_.step_open() && journal_->Behind(machine_.step() - 1);
 }
 
-void StepExecutor::WhenRewound(absl::AnyInvocable<void()> done) {
-  if (checkpointer_ == nullptr) return done();
-  checkpointer_->WhenSetAside([this, done = std::move(done)]() mutable {
-    journal_ == nullptr ? done() : journal_->WhenRewound(std::move(done));
+void StepExecutor::WhenRewound(absl::AnyInvocable<void(absl::Status)> done) {
+  if (checkpointer_ == nullptr) return done(absl::OkStatus());
+  checkpointer_->WhenSetAside([this, done = std::move(done)](absl::Status aside) mutable {
+    if (journal_ == nullptr || !aside.ok()) return done(std::move(aside));
+    journal_->WhenRewound(std::move(done));
   });
 }
 

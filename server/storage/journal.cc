@@ -149,6 +149,7 @@ void Journal::Forget() {
             "files of steps that were undone could not be removed: a restart may bring them back",
             {{"run_id", environment_.run_id}, {"err", std::string(status.message())}});
       }
+      removed_ = status;
       --removing_;
       AnswerRewound();
     });
@@ -157,14 +158,14 @@ void Journal::Forget() {
 
 void Journal::OnReplaced() { rewound_ == 0 ? TurnOff() : Forget(); }
 
-void Journal::WhenRewound(absl::AnyInvocable<void()> done) {
+void Journal::WhenRewound(absl::AnyInvocable<void(absl::Status)> done) {
   when_rewound_.push_back(std::move(done));
   AnswerRewound();
 }
 
 void Journal::AnswerRewound() {
   if (rewound_ != 0 || removing_ > 0) return;
-  for (auto& done : std::exchange(when_rewound_, {})) done();
+  for (auto& done : std::exchange(when_rewound_, {})) done(removed_);
 }
 
 void Journal::GoOnFrom(uint64_t step, const Place& place) {
@@ -178,7 +179,7 @@ void Journal::GoOnFrom(uint64_t step, const Place& place) {
 void Journal::End() {
   state_ = State::kOff;
   waiting_.clear();
-  for (auto& done : std::exchange(when_rewound_, {})) done();
+  for (auto& done : std::exchange(when_rewound_, {})) done(removed_);
 }
 
 // --- what comes of it -----------------------------------------------------------------------------------------------

@@ -67,7 +67,7 @@ class Journal {
   // The state is no longer what the last closed step left.
   void OnReplaced();
   // `done` when no crash can bring back what OnRewound was told of.
-  void WhenRewound(absl::AnyInvocable<void()> done);
+  void WhenRewound(absl::AnyInvocable<void(absl::Status)> done);
   // A new run's first: it is at this step, to which the files lead from the checkpoint `base`, of base_step, to the
   // last, `tail`.
   struct Place {
@@ -138,8 +138,9 @@ class Journal {
   uint64_t bytes_since_ = 0;  // the file was begun
   std::deque<Mark> marks_;    // commits under way
   std::deque<Entry> waiting_;
-  int removing_ = 0;  // files that a rewind took the meaning of
-  std::vector<absl::AnyInvocable<void()>> when_rewound_;
+  int removing_ = 0;      // files that a rewind took the meaning of
+  absl::Status removed_;  // an error: some of them are left
+  std::vector<absl::AnyInvocable<void(absl::Status)>> when_rewound_;
   const std::shared_ptr<const bool> alive_ = std::make_shared<const bool>();
   std::unique_ptr<JournalWriter> writer_;  // last: its thread calls back
 };

@@ -100,7 +100,7 @@ class JournaledRun {
     absl::Notification done;
     OnStrand([&] {
       journal_->OnRewound(to, ++generation_, jumps);
-      journal_->WhenRewound([&] { done.Notify(); });
+      journal_->WhenRewound([&](const absl::Status&) { done.Notify(); });
     });
     done.WaitForNotification();
     step_ = to;
