@@ -1,5 +1,6 @@
 // ballastd: the process around Server. Exit codes: 0 drained, 1 could not start, 64 bad flag, 70 no GPU is left, 71 the
-// watchdog, 75 stopped by a second signal before it was drained, 78 bad configuration.
+// watchdog, 74 drained, but the last steps of some run could not be written, 75 stopped by a second signal before it was
+// drained, 78 bad configuration.
 #include <grpc/support/log.h>
 #include <malloc.h>
 #include <signal.h>
@@ -50,6 +51,7 @@ enum ExitCode {
   kBadFlag = 64,
   kDevicesFailed = 70,
   kSilent = 71,
+  kNotWritten = 74,
   kSecondSignal = 75,
   kBadConfig = 78
 };
@@ -148,7 +150,7 @@ class Daemon {
     // All that is to be kept is on the disk. A driver that failed may never give back what it holds, and gRPC's own end
     // waits, for ten seconds now and then, for a thread that polls connections which are gone.
     std::fflush(nullptr);
-    _exit(devices_failed_ ? kDevicesFailed : kDrained);
+    _exit(devices_failed_ ? kDevicesFailed : (*server)->wrote_all() ? kDrained : kNotWritten);
   }
 
  private:

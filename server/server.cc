@@ -139,6 +139,7 @@ class GrpcServer final : public Server {
   absl::Status live() const override;
   OpsResponse AnswerApi(const std::string& path, const std::string& query) override { return api_.Answer(path, query); }
   int Drain(double timeout_s) override;
+  bool wrote_all() const override { return runs_.wrote_all(); }
 
  private:
   void Stop();

@@ -46,6 +46,7 @@ class Server {
   // Not ready any more, no new runs or steps; Drain is sent on every stream; the open steps may finish within
   // timeout_s; then the port is closed. Returns the number of steps left open.
   virtual int Drain(double timeout_s) = 0;
+  virtual bool wrote_all() const = 0;  // false: Drain could not write the last step of some run
 };
 
 }  // namespace ballast

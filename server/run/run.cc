@@ -288,15 +288,20 @@ void Run::AskStepOpen(std::function<void(bool)> done) {
 void Run::Close(absl::AnyInvocable<void(absl::Status)> done) {
   Post([this, done = std::move(done)]() mutable {
     if (ended_) return done(Gone());
-    if (!failure_.ok()) return done(absl::OkStatus());
-    if (driver_->CountRanks().held > 0) {
-      return done(
-          absl::FailedPreconditionError(absl::StrCat("run '", spec_.run_id, "' has a trainer attached (",
-                                                     Peers(board_.Read()), "); stop it first, or delete with force")));
-    }
-    closed_ = true;
-    done(absl::OkStatus());
+    const absl::Status status = Unattended();
+    if (status.ok()) closed_ = true;
+    done(status);
   });
+}
+
+void Run::CheckUnattended(absl::AnyInvocable<void(absl::Status)> done) {
+  Post([this, done = std::move(done)]() mutable { done(ended_ ? Gone() : Unattended()); });
+}
+
+absl::Status Run::Unattended() const {
+  if (!failure_.ok() || driver_->CountRanks().held == 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("run '", spec_.run_id, "' has a trainer attached (",
+                                                    Peers(board_.Read()), "); stop it first, or delete with force"));
 }
 
 absl::Status Run::BeingAmended() const {

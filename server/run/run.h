@@ -148,6 +148,8 @@ class Run final : public VersionSource {
 
   // As in Checkpointer::Ask.
   void Checkpoint(CheckpointTrigger trigger, Checkpointer::Done done);
+  // As in StepDriver. A run that has failed, or is over, has nothing to write.
+  void WriteLast(std::string why, absl::AnyInvocable<void(absl::Status)> done);
   // The same, although the newest checkpoint may be of this very step: it is of another history.
   void CheckpointAnew(Checkpointer::Done done);
   // The checkpoint's planes and memory become a snapshot of the run, which a Rewind that restores can go back to; of a
@@ -169,6 +171,8 @@ class Run final : public VersionSource {
   void Drain(std::function<void()> done);
   // Whether a step is open now.
   void AskStepOpen(std::function<void(bool)> done);
+  // FAILED_PRECONDITION: a trainer is attached.
+  void CheckUnattended(absl::AnyInvocable<void(absl::Status)> done);
   // The strand's answer that no trainer is attached and no step open; then no trainer may attach any more.
   void Close(absl::AnyInvocable<void(absl::Status)> done);
   // A device of the run has failed: what is there is lost. Streams, readers and uploads end with this status, and who
@@ -209,6 +213,8 @@ class Run final : public VersionSource {
   void PostAndWait(absl::FunctionRef<void()> task);
   // Streams, readers and uploads end; nobody may attach any more.
   void Dismiss(const absl::Status& why);
+  // As CheckUnattended; OK also of a run that has failed.
+  absl::Status Unattended() const;
   // Why nobody may attach.
   absl::Status Gone() const;
   // All but what comes with each message or write.

@@ -38,6 +38,13 @@ void Run::Checkpoint(CheckpointTrigger trigger, Checkpointer::Done done) {
   });
 }
 
+void Run::WriteLast(std::string why, absl::AnyInvocable<void(absl::Status)> done) {
+  Post([this, why = std::move(why), done = std::move(done)]() mutable {
+    if (ended_ || closed_) return done(absl::OkStatus());  // as whoever ended it has seen to, or it has failed
+    driver_->WriteLast(std::move(why), std::move(done));
+  });
+}
+
 void Run::CheckpointAnew(Checkpointer::Done done) {
   Post([this, done = std::move(done)]() mutable {
     if (ended_ || closed_) return done(Gone());

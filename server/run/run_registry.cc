@@ -131,7 +131,7 @@ absl::StatusOr<uint64_t> RunRegistry::DeleteNow(const std::string& run_id, Delet
   }
   RETURN_IF_ERROR(found.status());
   const std::shared_ptr<Run>& run = *found;
-  if (has_storage() && mode.keep_checkpoints) RETURN_IF_ERROR(WriteLast(run.get()));
+  if (has_storage() && mode.keep_checkpoints) RETURN_IF_ERROR(WriteLast(run.get(), mode.force));
   if (!mode.force) {
     absl::Status status;
     absl::Notification answered;

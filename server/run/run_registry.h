@@ -5,6 +5,7 @@
 // Thread-safe. Callbacks come on that strand.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -146,6 +147,8 @@ class RunRegistry {
 
   // No new runs or steps; waits for the open steps. Returns how many were left open.
   int Drain(double timeout_s);
+  // Whether the last step of every run was written by Drain, where there is storage.
+  bool wrote_all() const { return wrote_all_; }
   // For how long the strand busiest now has been at one task.
   double busy_s() const;
   // Ends every run with this status.
@@ -208,12 +211,13 @@ class RunRegistry {
                                     const Origin& origin);
   absl::Status RestoreLiving(const CheckpointReader& checkpoint, Run* run);
   absl::Status MakeNewest(Run* run);
-  absl::Status WriteLast(Run* run);
+  // What the run has that is not on the disk, before it goes. `force`: also while a trainer is attached.
+  absl::Status WriteLast(Run* run, bool force);
   RunStorage StorageOf(const std::shared_ptr<RunFolder>& folder) const;
   absl::Status NoStorage() const;
   // Says that what is being read back on the strand gets on: it may take minutes.
   std::function<void()> Progress();
-  // Writes what is not on the disk of all runs, and waits for it.
+  // Writes what is not on the disk of all runs, and waits for it. Says at last of which it could not be written.
   void CheckpointAll();
   void ShowMemory() const;
   // The room on the disk, where there is storage.
@@ -224,6 +228,7 @@ class RunRegistry {
   mutable absl::Mutex mu_;
   std::map<std::string, std::shared_ptr<Run>, std::less<>> runs_ ABSL_GUARDED_BY(mu_);
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
+  std::atomic<bool> wrote_all_ = true;
   bool room_unknown_ = false;  // the log was told so; on the strand
   // Whose runs they are where there is no access file: of those that were created, or asked for, since the daemon
   // started. On the strand.

@@ -39,6 +39,14 @@ std::string StepsIn(const std::vector<CheckpointEntry>& entries) {
   return steps.empty() ? "there are none" : absl::StrCat("there are those of steps ", absl::StrJoin(steps, ", "));
 }
 
+// Of a run that ends with the daemon.
+std::string DescribeMissed(const Run& run, const absl::Status& why) {
+  const RunStatus status = run.Status();
+  return absl::StrCat("run '", run.spec().run_id, "' was at step ", status.last_result ? status.last_result->step : 0,
+                      ", and durable is step ", status.durability ? status.durability->durable_step : 0, ": ",
+                      why.message());
+}
+
 // The newest of the step, one that counts before one that was set aside.
 const CheckpointEntry* EntryOf(const std::vector<CheckpointEntry>& entries, uint64_t step) {
   const CheckpointEntry* found = nullptr;
@@ -328,16 +336,21 @@ absl::Status RunRegistry::RestoreLiving(const CheckpointReader& checkpoint, Run*
   return status;
 }
 
-// What the run has that is not on the disk, before it goes. Nothing, or no state to write, is no error.
-absl::Status RunRegistry::WriteLast(Run* run) {
+absl::Status RunRegistry::WriteLast(Run* run, bool force) {
   absl::Status status;
-  absl::Notification written;
-  run->Checkpoint(CheckpointTrigger::kDrain, [&](const absl::StatusOr<CheckpointWritten>& result) {
-    status = result.status();
-    written.Notify();
-  });
-  written.WaitForNotification();
-  if (status.ok() || absl::IsFailedPrecondition(status)) return absl::OkStatus();
+  const auto ask = [&status](auto&& question) {
+    absl::Notification answered;
+    question([&](absl::Status s) {
+      status = std::move(s);
+      answered.Notify();
+    });
+    answered.WaitForNotification();
+  };
+  // Its open step is a trainer's that is there, and is not to be closed for a deletion that is refused.
+  if (!force) ask([run](auto done) { run->CheckUnattended(std::move(done)); });
+  RETURN_IF_ERROR(status);
+  ask([run](auto done) { run->WriteLast("the run was deleted in the middle of the step", std::move(done)); });
+  if (status.ok()) return status;
   return absl::Status(status.code(), absl::StrCat("run '", run->spec().run_id,
                                                   "' stays: its last steps could not be written: ", status.message()));
 }
@@ -360,12 +373,23 @@ void RunRegistry::OnCopied(const std::string& run_id, std::string_view result) {
 void RunRegistry::CheckpointAll() {
   if (!has_storage()) return;
   const auto all = All();
+  std::vector<absl::Status> written(all.size());
   absl::BlockingCounter asked(static_cast<int>(all.size()));
-  for (const auto& run : all) {
-    // How it went is logged by the run; one that has nothing to write says so here, to nobody.
-    run->Checkpoint(CheckpointTrigger::kDrain, [&](const auto&) { asked.DecrementCount(); });
+  for (size_t i = 0; i < all.size(); ++i) {
+    all[i]->WriteLast("the daemon was stopped in the middle of the step", [&written, &asked, i](absl::Status status) {
+      written[i] = std::move(status);
+      asked.DecrementCount();
+    });
   }
   asked.Wait();
+  std::vector<std::string> missed;
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (!written[i].ok()) missed.push_back(DescribeMissed(*all[i], written[i]));
+  }
+  wrote_all_ = missed.empty();
+  if (missed.empty()) return;
+  Log(LogLevel::kError, "not_written", "the last steps of runs could not be written: the next daemon has older ones",
+      {{"err", absl::StrJoin(missed, "; ")}});
 }
 
 }  // namespace ballast

@@ -138,13 +138,37 @@ void StepDriver::Checkpoint(CheckpointTrigger trigger, Checkpointer::Done done) 
     return done(absl::FailedPreconditionError(
         absl::StrCat("run '", spec_->run_id, "' has closed no step yet: there is nothing to checkpoint")));
   }
-  const bool torn = machine().step_open() && machine().UpdatedAny();
-  if (trigger == CheckpointTrigger::kDrain && (torn || !executor_.gate().weights_loaded())) {
-    return done(absl::FailedPreconditionError(absl::StrCat("run '", spec_->run_id, "' is in the middle of a step")));
-  }
   executor_.checkpointer()->set_closed(executor_.last_result()->step);
   executor_.checkpointer()->Ask(trigger, std::move(done));
   Settle();
+}
+
+void StepDriver::WriteLast(std::string why, absl::AnyInvocable<void(absl::Status)> done) {
+  ends_ = std::move(why);
+  CloseTorn();
+  Settle();  // a torn step may be gone back from
+  const auto last = executor_.last_result();
+  const bool written = !last || executor_.DurableStep() >= last->step;
+  if (executor_.checkpointer() == nullptr || !last || (written && !executor_.gate().weights_loaded())) {
+    ends_.clear();
+    return done(absl::OkStatus());
+  }
+  if (!executor_.gate().weights_loaded()) {
+    ends_.clear();
+    return done(executor_.gate().lacking());
+  }
+  Checkpoint(CheckpointTrigger::kDrain,
+             [this, done = std::move(done)](const absl::StatusOr<CheckpointWritten>& result) mutable {
+               ends_.clear();
+               due_ = true;
+               done(result.status());
+             });
+}
+
+void StepDriver::CloseTorn() {
+  if (ends_.empty() || !machine().step_open() || !machine().UpdatedAny()) return;
+  executor_.Handle(event::Stop{ends_}).IgnoreError();  // never refused
+  due_ = true;
 }
 
 void StepDriver::End(const absl::Status& status) {
@@ -172,7 +196,7 @@ bool StepDriver::MustWait(const RankLink& link, const RankMessage& message) cons
     return machine().MustWait({link.session(), begin->micro, begin->last});
   }
   if (std::holds_alternative<message::StepBegin>(message)) {
-    return executor_.gate().replacing() || executor_.MustWaitToBegin();
+    return executor_.gate().replacing() || !ends_.empty() || executor_.MustWaitToBegin();
   }
   const auto* gradient = std::get_if<message::Gradient>(&message);
   return gradient != nullptr && !link.HasRoomFor(gradient->data.size());
@@ -232,6 +256,7 @@ void StepDriver::Settle() {
       more = more || links_[rank].parked_messages() != before;
     }
   }
+  CloseTorn();
   for (uint32_t rank = 0; rank < links_.size(); ++rank) {
     RefuseStuck(rank);
     OfferWanted(rank);

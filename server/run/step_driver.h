@@ -62,9 +62,11 @@ class StepDriver {
   void HoldSteps(bool held);
   // Every session ends, as by a rewind to the last step. While quiet, and no step is open; then never refused.
   absl::Status EndSessions() { return executor_.Handle(event::Rewind{machine().step() - 1}); }
-  // As in Checkpointer. FAILED_PRECONDITION: the daemon has no storage, or no step has closed; with kDrain, also if there
-  // is no state to write, and will be none.
+  // As in Checkpointer. FAILED_PRECONDITION: the daemon has no storage, or no step has closed.
   void Checkpoint(CheckpointTrigger trigger, Checkpointer::Done done);
+  // The last step is written, before the run goes: one that has updated some tensor closes first, for `why`, and until
+  // `done` none begins. OK also where there is nothing to write: no step has closed. Any error: steps will be missed.
+  void WriteLast(std::string why, absl::AnyInvocable<void(absl::Status)> done);
   // As in StepGate.
   void set_lacks_added(std::string why) { executor_.gate().set_lacks_added(std::move(why)); }
   // No new step begins; `done` once no step is open and all is sent, or the rank is away.
@@ -90,6 +92,8 @@ class StepDriver {
   void LeaveOldStream(uint32_t rank);
   void EndStream(uint32_t rank, absl::Status status);
   void AnswerQuiet();
+  // Where the last step is to be written.
+  void CloseTorn();
   // After whatever happened.
   void Settle();
   void FinishWhenDone(uint32_t rank);
@@ -99,6 +103,7 @@ class StepDriver {
   StepExecutor executor_;
   RankLinks& links_;  // the executor's
   bool due_ = false;  // Settle
+  std::string ends_;  // why the last step is to be written; empty: it is not
   std::function<void()> drained_;
   std::vector<absl::AnyInvocable<void(absl::Status)>> quiet_;
 };

@@ -129,6 +129,7 @@ class StepExecutor {
   void WhenRewound(absl::AnyInvocable<void(absl::Status)> done);
   // Whether another step must not begin yet: the last one is not kept, or too many wait to be durable.
   bool MustWaitToBegin() const;
+  uint64_t DurableStep() const;                                  // by a checkpoint or the journal; 0: none
   bool holds_results() const { return !held_results_.empty(); }  // until their steps are durable
   std::byte* GradientRoom(uint32_t tensor) { return pool_.At(tensor, {}); }
   // Of a run that goes on from its journal: `done` on the strand.
@@ -218,7 +219,6 @@ class StepExecutor {
   void LogClosed(const Unkept& closed);
   void Keep(const Unkept& closed);
   void OnJournalMoved();
-  uint64_t DurableStep() const;
   void Tell(const effect::Result& e);
   RunFigures Figures() const;
   RunMemory Memory() const;

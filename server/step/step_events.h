@@ -104,13 +104,18 @@ struct Verdict {
 struct Rewind {
   uint64_t to_step = 0;
 };
+// The run ends here and is to be written: a step that has updated some tensor closes with what it has.
+struct Stop {
+  std::string why;  // for people
+};
 // Time passed; due deadlines are acted on.
 struct Tick {};
 }  // namespace event
 
-using StepEvent = std::variant<event::Attach, event::StreamOpened, event::StreamClosed, event::StepBegin,
-                               event::MicroBegin, event::Chunk, event::MicroEnd, event::StepMeasure, event::StepEnd,
-                               event::TensorApplied, event::Measured, event::Verdict, event::Rewind, event::Tick>;
+using StepEvent =
+    std::variant<event::Attach, event::StreamOpened, event::StreamClosed, event::StepBegin, event::MicroBegin,
+                 event::Chunk, event::MicroEnd, event::StepMeasure, event::StepEnd, event::TensorApplied,
+                 event::Measured, event::Verdict, event::Rewind, event::Stop, event::Tick>;
 
 namespace effect {
 // The event is refused; the request or stream that it came on ends with this status. It is always the first effect, and

@@ -26,6 +26,8 @@
 //   - a step that waits for a rank for longer than step_timeout_s closes likewise, whether the rank is connected or
 //     not. Its detail says for whom it waited; their sessions go on. Only the time counts in which the rank could have
 //     sent what is missing: a rank that is out of credit, or too far ahead, waits for another rank or for the device;
+//   - a step that has updated some tensor when the run is stopped closes likewise, whoever is there, so that all that was
+//     made can be written; one that has updated none stays open, and ranks send it again to the next daemon;
 //   - with leaves_out_lost, a rank that was away for too long is left out of the steps to come until a process attaches
 //     to it again, and of the open step too, if nothing is summed. While a step is open without the rank, that process
 //     is refused, since the weights that it would begin with are being replaced; the next step awaits it. Some rank
@@ -195,6 +197,7 @@ class StepMachine {
   StepEffects On(const event::Measured& e, double now_s);
   StepEffects On(const event::Verdict& e, double now_s);
   StepEffects On(const event::Rewind& e, double now_s);
+  StepEffects On(const event::Stop& e, double now_s);
   StepEffects On(const event::Tick& e, double now_s);
   std::string Name(uint32_t tensor) const;
 
@@ -274,6 +277,8 @@ class StepMachine {
   // asked for it.
   bool OthersBringVerdict(uint32_t rank) const;
   void CloseTorn(const char* reason, std::string detail, StepEffects* effects);
+  // The same, where more may be missing than end marks.
+  void CloseAsFarAs(const char* reason, std::string detail, StepEffects* effects);
   // After anything was delivered, ended or released.
   void Proceed(StepEffects* effects);
   void MeasureIfDue(StepEffects* effects);

@@ -58,14 +58,11 @@ void StepMachine::CloseOverdue(StepEffects* effects) {
   }
   if (missing.empty()) return;
   if (options_.is_part && measured_) return Proceed(effects);  // another part may be past it: see OthersBringVerdict
-  if (reduction_.all_complete() && options_.commit == Commit::kRelease) {
-    return Close(Outcome::kApplied, "", "", effects);  // nothing was missing but end marks
-  }
-  CloseTorn("timeout",
-            absl::StrCat("step ", step_, " waited for ranks for longer than step_timeout, ", options_.step_timeout_s,
-                         " s: ", Join(std::move(missing)),
-                         ". See what they do, or create the run with a larger step_timeout_s"),
-            effects);
+  CloseAsFarAs("timeout",
+               absl::StrCat("step ", step_, " waited for ranks for longer than step_timeout, ", options_.step_timeout_s,
+                            " s: ", Join(std::move(missing)),
+                            ". See what they do, or create the run with a larger step_timeout_s"),
+               effects);
 }
 
 // --- for people -------------------------------------------------------------------------------------------------------

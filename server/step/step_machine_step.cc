@@ -320,6 +320,19 @@ void StepMachine::CloseTorn(const char* reason, std::string detail, StepEffects*
   Close(any_updated ? Outcome::kPartial : Outcome::kAborted, reason, std::move(detail), effects);
 }
 
+StepEffects StepMachine::On(const event::Stop& e, double) {
+  StepEffects effects;
+  if (open_ && UpdatedAny()) CloseAsFarAs("stopped", e.why, &effects);
+  return effects;
+}
+
+void StepMachine::CloseAsFarAs(const char* reason, std::string detail, StepEffects* effects) {
+  if (reduction_.all_complete() && options_.commit == Commit::kRelease) {
+    return Close(Outcome::kApplied, "", "", effects);  // nothing was missing but end marks
+  }
+  CloseTorn(reason, std::move(detail), effects);
+}
+
 void StepMachine::Close(Outcome outcome, std::string reason, std::string detail, StepEffects* effects) {
   effect::Close close{.step = step_, .outcome = outcome, .reason = std::move(reason), .detail = std::move(detail)};
   uint64_t updating = 0;

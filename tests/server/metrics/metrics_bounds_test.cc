@@ -92,7 +92,7 @@ TEST(MetricsBoundsTest, EveryReasonOfAStepHasACounterOfItsOwn) {
   };
   close(Outcome::kSkipped, "skipped", {"nonfinite", "overflow", "spike", "discarded"});
   close(Outcome::kAborted, "aborted", {"disagreement", "nonfinite", "rank_lost", "restarted", "data_loss", "timeout"});
-  close(Outcome::kPartial, "partial", {"rank_lost", "restarted", "data_loss", "timeout"});
+  close(Outcome::kPartial, "partial", {"stopped", "rank_lost", "restarted", "data_loss", "timeout"});
 }
 
 }  // namespace

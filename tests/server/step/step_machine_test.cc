@@ -184,6 +184,7 @@ class Scenario {
                             .reason = c.text("skip") + c.text("abort")};
     }
     if (c.verb == "rewind") return event::Rewind{.to_step = c.number("to")};
+    if (c.verb == "stop") return event::Stop{};
     EXPECT_EQ(c.verb, "tick") << "unknown command";
     return event::Tick{};
   }

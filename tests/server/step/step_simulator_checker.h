@@ -133,6 +133,7 @@ class StepChecker {
   void Note(const event::TensorApplied& e);
   void Note(const event::Verdict& e);
   void Note(const event::Rewind& e);
+  void Note(const event::Stop&) {}
   void Note(const event::Tick&) {}
 
   void On(const effect::Reject& e);

@@ -167,7 +167,7 @@ void StepChecker::CheckOutcome(const effect::Close& e) {
   const bool told = e.not_applied == missing || (staged && e.reason == "disagreement");
   if (!told) Fail("other tensors are named as not applied than were not");
   const bool torn = std::holds_alternative<event::Attach>(*event_) || std::holds_alternative<event::Tick>(*event_) ||
-                    std::holds_alternative<event::Chunk>(*event_);
+                    std::holds_alternative<event::Chunk>(*event_) || std::holds_alternative<event::Stop>(*event_);
   if (e.outcome == Outcome::kApplied && !torn && (!all_ended || updating(step_))) Fail("applied before the end");
 }
 

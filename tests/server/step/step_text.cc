@@ -61,6 +61,7 @@ struct EventText {
     return absl::StrCat("verdict step=", e.step, e.outcome == Outcome::kApplied ? "" : why);
   }
   std::string operator()(const event::Rewind& e) const { return absl::StrCat("rewind to=", e.to_step); }
+  std::string operator()(const event::Stop&) const { return "stop"; }
   std::string operator()(const event::Tick&) const { return "tick"; }
 };
 
