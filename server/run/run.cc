@@ -8,6 +8,7 @@
 #include "absl/synchronization/notification.h"
 
 #include "server/base/clock.h"
+#include "server/base/start_thread.h"
 #include "server/base/status_macros.h"
 
 namespace ballast {
@@ -71,6 +72,8 @@ absl::StatusOr<std::shared_ptr<Run>> Run::Create(Options options) {
     run->PostAndWait([&] { status = run->Allocate(options); });
     RETURN_IF_ERROR(status);
     return run;
+  } catch (const NoThread& none) {
+    return absl::ResourceExhaustedError(none.what());
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError("the system refused memory for the run's tables");
   }
@@ -136,6 +139,8 @@ absl::Status Run::Allocate(const Options& options) try {
   metrics_->OnState(NameOf(RunState::kWaiting));
   metrics_->OnRanks(0, spec_.ranks);
   return absl::OkStatus();
+} catch (const NoThread& none) {
+  return absl::ResourceExhaustedError(none.what());
 } catch (const std::bad_alloc&) {
   return absl::ResourceExhaustedError("the system refused memory for the run's tables");
 }

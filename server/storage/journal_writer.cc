@@ -10,6 +10,7 @@
 #include "server/base/clock.h"
 #include "server/base/failpoint.h"
 #include "server/base/log.h"
+#include "server/base/start_thread.h"
 #include "server/base/status_macros.h"
 #include "server/storage/journal_files.h"
 
@@ -31,7 +32,7 @@ absl::Status RemoveFilesBelow(Fs* fs, const std::string& folder, const std::vect
 
 JournalWriter::JournalWriter(Options options) : options_(std::move(options)) {
   for (size_t block = 0; block < kBlocks; ++block) free_.push_back(block);
-  thread_ = std::thread([this] { Loop(); });
+  thread_ = StartThread([this] { Loop(); });
 }
 
 JournalWriter::~JournalWriter() {
