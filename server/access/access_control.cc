@@ -45,14 +45,16 @@ std::shared_ptr<const AccessList> AccessControl::current() const {
 void AccessControl::ReadAgain() {
   absl::StatusOr<AccessList> read = AccessList::Read(file_, usual_);
   if (!watcher_->Steady()) return;
+  const uint64_t grants = read.ok() ? read->size() : 0;
+  if (read.ok()) Use(*std::move(read));
+  // Who is told so may rely on it.
   metrics_->Count("ballast_access_reloads_total", read.ok() ? "success" : "failed");
   metrics_->SetLastReload("access", read.ok());
   if (!read.ok()) {
     return Log(LogLevel::kError, "access_reload", "the new access file is not right; the grants before stay in use",
                {{"err", std::string(read.status().message())}});
   }
-  Log(LogLevel::kInfo, "access_reload", "the new access file is in use", {{"grants", uint64_t{read->size()}}});
-  Use(*std::move(read));
+  Log(LogLevel::kInfo, "access_reload", "the new access file is in use", {{"grants", grants}});
 }
 
 void AccessControl::Use(AccessList read) {

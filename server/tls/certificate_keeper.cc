@@ -59,18 +59,21 @@ void CertificateKeeper::ReadAgain() {
 }
 
 void CertificateKeeper::Take(absl::StatusOr<Certificates> read) {
+  if (read.ok()) {
+    ShowDates(*read);
+    absl::MutexLock lock(&mu_);
+    read->number = current_->number + 1;
+    current_ = std::make_shared<const Certificates>(*read);
+  }
+  // Who is told so may rely on it.
   metrics_->Count("ballast_tls_reloads_total", read.ok() ? "success" : "failed");
   metrics_->SetLastReload("tls", read.ok());
   if (!read.ok()) {
     return Log(LogLevel::kError, "tls_reload", "the new TLS files are not right; those before stay in use",
                {{"err", std::string(read.status().message())}});
   }
-  ShowDates(*read);
   Log(LogLevel::kInfo, "tls_reload", "the new TLS files are in use from the next connection on",
       {{"identity", read->own.subject}, {"not_after", DayOf(read->own.not_after)}});
-  absl::MutexLock lock(&mu_);
-  read->number = current_->number + 1;
-  current_ = std::make_shared<const Certificates>(*std::move(read));
 }
 
 void CertificateKeeper::ShowDates(const Certificates& taken) const {
