@@ -218,7 +218,7 @@ struct StepResult {
 class Client {
  public:
   static absl::StatusOr<std::unique_ptr<Client>> Connect(ClientOptions options);
-  virtual ~Client() = default;  // releases the rank when no step is open; blocks for 5 s at most, for a step that was ended
+  virtual ~Client() = default;  // releases the rank, after a step that was ended; blocks for 5 s at most
   Client(const Client&) = delete;
   Client& operator=(const Client&) = delete;
 
