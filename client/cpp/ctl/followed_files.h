@@ -23,7 +23,8 @@ class FollowedFiles {
     uint64_t retain = 2;   // whole files
     uint64_t changes = 0;  // files of changes between one whole file and the next, at most
   };
-  // The folder is made if need be, and parts of files that others left there when they were killed are removed. FAILED_PRECONDITION: it cannot be.
+  // The folder is made if need be, and parts of files that others left there when they were killed are removed.
+  // FAILED_PRECONDITION: it cannot be.
   static absl::StatusOr<FollowedFiles> Open(const std::string& folder, const std::string& run, Kept kept);
 
   // Writes the version, the one whose weights are here, to a file that is there whole or not at all, also when the machine

@@ -61,8 +61,7 @@ class Hyperparameters:
         """What the open step is ended with: in a staged run the values as they are now. In another none are sent, for
         weights were updated already: Rejected if they are no longer those that the step was begun with. Rejected if what the
         run has in its description was changed since."""
-        for group in groups:
-            check_group(group, self._rule)
+        values = self._read(groups)
         change = self.changed(groups)
         if change is not None:
             raise Rejected(
@@ -71,11 +70,10 @@ class Hyperparameters:
                 "FAILED_PRECONDITION",
             )
         if staged:
-            values = self._read(groups)
             self._refuse_momentum(self._last, values, groups)
             self._sent = values
             return self._by_wire_group(values)
-        self._check_unchanged(groups, step)
+        self._check_unchanged(values, step)
         return []
 
     def forget(self) -> None:
@@ -102,9 +100,8 @@ class Hyperparameters:
     def _by_wire_group(self, values: list[dict[str, float]]) -> list[dict[str, float]]:
         return [values[group.origin] for group in self._grouping.groups]
 
-    def _check_unchanged(self, groups: Groups, step: int) -> None:
-        for number, (then, group) in enumerate(zip(self._sent, groups)):
-            now = _step_values(group, self._rule.of(group))
+    def _check_unchanged(self, values: list[dict[str, float]], step: int) -> None:
+        for number, (then, now) in enumerate(zip(self._sent, values)):
             for key in then:
                 if now[key] != then[key]:
                     raise Rejected(

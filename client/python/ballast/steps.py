@@ -236,10 +236,7 @@ class Steps(StepOutcomes):
         if not session.micro_batches.inside:
             return
         if not failed:
-            if session.micro_batches.last:
-                self._receive_rest()
-            for parameter in self._parameters.with_gradient():  # unfrozen, and made before the hooks knew of it
-                self.receive(parameter)
+            self._receive_rest(last=session.micro_batches.last)
             session = self._membership.session or session  # another one, where the run was amended
             if not session.begun:  # it had no gradient, and counts nevertheless
                 session = self.begin(session)
@@ -276,12 +273,13 @@ class Steps(StepOutcomes):
                 return None
         return session.finish()
 
-    def _receive_rest(self) -> None:
-        """Sends the gradients that no hook brought: those set by hand, and the zeros of zero_grad(set_to_none=False)."""
+    def _receive_rest(self, last: bool = True) -> None:
+        """Sends the gradients that no hook brought: those set by hand, or made before the hooks knew of a parameter that was
+        unfrozen; in the last micro-batch the zeros of zero_grad(set_to_none=False), too."""
         for parameter in self._parameters.with_gradient():
             self.receive(parameter)
         zeros, session = self._sent.zeros(), self._membership.session
-        if not zeros or session is None or (session.ended and not self._overlap):
+        if not last or not zeros or session is None or (session.ended and not self._overlap):
             return  # step() was interrupted, and waits on
         session.await_all()
         for parameter in zeros:
