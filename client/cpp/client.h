@@ -15,8 +15,8 @@
 // writer thread of the client's own move the bytes, so nothing here blocks on the network except Connect, CreateRun,
 // AmendRun, Attach, LoadWeights, Pull, Checkpoint, Restore and the wait on EndStep's future; and BeginStep, of a run on
 // several daemons, while one of them is away. Callbacks come from one thread at a time, of several daemons not from the
-// caller's. Debian's Abseil searches for deadlocks at every lock, a sixth of the client's time with many small tensors: a
-// program turns that off, for all that it does, by absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore).
+// caller's. Debian's Abseil searches for deadlocks at every lock, which is felt with many small tensors: a program turns
+// that off, for all that it does, by absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore).
 //
 // A lost connection is resumed by itself for `reconnect_timeout_s`, sending again only what the daemon does not hold;
 // then every call returns UNAVAILABLE naming the server. CreateRun, AmendRun, GetRun, ListRuns, Attach, LoadWeights,
