@@ -285,10 +285,10 @@ def test_a_full_disk_fails_the_checkpoint_and_nothing_else(mounted: Callable[[st
     assert checkpoints(path)[-1].name.endswith("-step-4")
 
 
-def test_a_rewind_past_all_checkpoints_is_answered_also_where_the_disk_is_full(
+def test_a_rewind_past_all_checkpoints_where_the_disk_is_full_is_done_and_told(
     mounted: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """The log says that a restart may bring back what it undid, until a checkpoint can be written."""
+    """The log, and whoever asked for it, hear that a restart may bring back what it undid. The trainer goes on."""
     folder, log = mounted("size=2m,mode=700"), tmp_path / "log"
     options: dict[str, Any] = {"checkpoint_every_steps": 1, "snapshots": 4, "snapshot_every": 1}
     with Daemon(storage=folder, log=log) as daemon:
@@ -302,9 +302,12 @@ def test_a_rewind_past_all_checkpoints_is_answered_also_where_the_disk_is_full(
             with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
                 while True:
                     file.write(b"\0" * 4096)
-            assert optimizer.rewind(to=1) == 1
+            with pytest.raises(ballast.Rejected, match="rewound in memory, and a restart.*would undo.*No space left"):
+                optimizer.rewind(to=1)
             assert "a restart may bring them back" in log.read_text()
             filler.unlink()
+            with pytest.raises(ballast.RunRewound, match="the next step is 2"):
+                model(torch.ones(4, 33)).sum().backward()
             model(torch.ones(4, 33)).sum().backward()
             optimizer.step()
             assert optimizer.checkpoint() == 2

@@ -285,7 +285,9 @@ class Optimizer(Prepared, InStep, Durable, Averaging, OptimizerState, Uncopyable
         steps: so many steps before the last one, or the nearest snapshot before that. to: this very step. Neither: the
             latest snapshot. A step that is open is discarded.
 
-        Raises Rejected, naming the steps kept, if there is no such snapshot.
+        Raises Rejected, naming the steps kept, if there is no such snapshot; and where the run is rewound, but the disk
+        would bring the undone steps back at a restart of the daemon: the message says so, and what is wrong with the disk.
+        This trainer's next call raises RunRewound then.
         """
         if steps is not None and to is not None:
             raise Rejected(f"rewind(steps={steps}, to={to}): give one of them")
