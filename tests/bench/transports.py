@@ -23,9 +23,10 @@ from turns import Answering, Load, children, quartiles
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-TRANSPORTS = ("memcpy", "raw", "tcp", "tls", "unix", "shm", "inplace")
+TRANSPORTS = ("memcpy", "aes", "raw", "tcp", "tls", "unix", "shm", "inplace")
 TITLE = {
     "memcpy": "memcpy, 1 thread",
+    "aes": "AES-256-GCM of both ends, 1 thread",
     "raw": "raw TCP socket",
     "tcp": "gRPC over TCP",
     "tls": "gRPC over TLS",
@@ -75,8 +76,8 @@ def measure(program: Answering, options: argparse.Namespace) -> tuple[dict, dict
             for mode in ("push", "pull", "both"):
                 count = max(1, min(SHARE, options.most_bytes) // size)
                 for transport in TRANSPORTS if number % 2 == 0 else reversed(TRANSPORTS):
-                    if transport == "inplace" and mode != "push":
-                        continue  # weights lie in place on every shared transport
+                    if transport in ("inplace", "aes") and mode != "push":
+                        continue  # weights lie in place on every shared transport, and AES knows no direction
                     moved = size * count * (2 if mode == "both" else 1)
                     figure = figures.setdefault((transport, mode, size), Figure())
                     figure.add(program.ask(f"{transport} {mode} {size} {count}"), moved)
@@ -101,6 +102,12 @@ def spread(values: list[float]) -> str:
 
 def human(size: int) -> str:
     return f"{size >> 30} GiB" if size >= 1 << 30 else f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
+
+
+def left_by_aes(figures: dict, size: int) -> list[float]:
+    """gRPC over TLS / gRPC over TCP, if TLS took the processors for AES and for nothing else."""
+    pairs = zip(figures["tcp", "push", size].cpu, figures["aes", "push", size].cpu)
+    return [tcp / (tcp + aes) for tcp, aes in pairs]
 
 
 def verdicts(figures: dict, pings: dict, size: int) -> list[tuple[str, list[float], float, float | None, bool]]:
@@ -131,6 +138,10 @@ def report(figures: dict, pings: dict, load: Load, options: argparse.Namespace) 
     ]
     for what, values, floor, reach, met in verdicts(figures, pings, largest):
         lines.append(f"| {what} | {spread(values)} | {floor} | {reach or '-'} | {'met' if met else '**not met**'} |")
+    lines += [
+        "",
+        f"What AES-256-GCM alone leaves of gRPC over TCP's speed, by processors' seconds: {spread(left_by_aes(figures, largest))}.",
+    ]
     lines += ["", "| mode | size | transport | GB/s | of raw TCP | of memcpy | CPU s/GB |", "| --- " * 7 + "|"]
     for (transport, mode, size), figure in sorted(
         figures.items(), key=lambda f: (f[0][1], f[0][2], TRANSPORTS.index(f[0][0]))
