@@ -16,6 +16,12 @@
 #include "server/base/status_macros.h"
 
 namespace ballast {
+namespace {
+
+constexpr double kExpireAgainS = 60;
+
+}  // namespace
+
 RunRegistry::RunRegistry(Options options)
     : options_(std::move(options)), strand_({.name = "runs", .tick_s = 1, .tick = [this] { Tick(); }}) {
   options_.metrics->KeepEnded(options_.max_runs);
@@ -116,22 +122,58 @@ absl::StatusOr<std::shared_ptr<Run>> RunRegistry::Make(CreateRequest request, co
   return run;
 }
 
-void RunRegistry::Delete(std::string run_id, DeleteMode mode, absl::AnyInvocable<void(absl::StatusOr<uint64_t>)> done) {
-  strand_.Post(
-      [this, run_id = std::move(run_id), mode, done = std::move(done)]() mutable { done(DeleteNow(run_id, mode)); });
+void RunRegistry::Delete(std::string run_id, DeleteMode mode, Deleted done) {
+  strand_.Post([this, run_id = std::move(run_id), mode, done = std::move(done)]() mutable {
+    DeleteNow(run_id, mode, std::move(done));
+  });
 }
 
-absl::StatusOr<uint64_t> RunRegistry::DeleteNow(const std::string& run_id, DeleteMode mode) {
-  if (draining()) return absl::UnavailableError("the daemon is shutting down; its runs end with it");
-  const auto found = Find(run_id);
-  if (!found.ok() && has_storage() && !mode.keep_checkpoints) {
-    const absl::Status removed = options_.storage->Remove(run_id);
-    if (absl::IsNotFound(removed)) return found.status();
-    return removed.ok() ? absl::StatusOr<uint64_t>(0) : removed;
+void RunRegistry::DeleteNow(const std::string& run_id, DeleteMode mode, Deleted done) {
+  if (draining()) return done(absl::UnavailableError("the daemon is shutting down; its runs end with it"));
+  auto found = Find(run_id);
+  if (!found.ok()) return done(DeleteStored(run_id, mode, found.status()));
+  if (!has_storage() || !mode.keep_checkpoints) return done(DeleteWritten(*found, mode));
+  WriteLast(*found, mode.force,
+            [this, run = *found, mode, done = std::move(done)](const absl::Status& written) mutable {
+              done(written.ok() ? DeleteWritten(run, mode) : absl::StatusOr<uint64_t>(written));
+            });
+}
+
+void RunRegistry::WriteLast(const std::shared_ptr<Run>& run, bool force, absl::AnyInvocable<void(absl::Status)> done) {
+  // Its open step is a trainer's that is there, and is not to be closed for a deletion that is refused.
+  if (!force) {
+    absl::Status status;
+    absl::Notification answered;
+    run->CheckUnattended([&](absl::Status s) {
+      status = std::move(s);
+      answered.Notify();
+    });
+    answered.WaitForNotification();
+    if (!status.ok()) return done(status);
   }
-  RETURN_IF_ERROR(found.status());
-  const std::shared_ptr<Run>& run = *found;
-  if (has_storage() && mode.keep_checkpoints) RETURN_IF_ERROR(WriteLast(run.get(), mode.force));
+  run->WriteLast("the run was deleted in the middle of the step", [this, run_id = run->spec().run_id,
+                                                                   done = std::move(done)](absl::Status s) mutable {
+    strand_.Post([run_id = std::move(run_id), done = std::move(done), s = std::move(s)]() mutable {
+      if (s.ok()) return done(s);
+      done(absl::Status(s.code(),
+                        absl::StrCat("run '", run_id, "' stays: its last steps could not be written: ", s.message())));
+    });
+  });
+}
+
+absl::StatusOr<uint64_t> RunRegistry::DeleteStored(const std::string& run_id, DeleteMode mode, absl::Status unknown) {
+  if (!has_storage() || mode.keep_checkpoints) return unknown;
+  const absl::Status removed = options_.storage->Remove(run_id);
+  if (absl::IsNotFound(removed)) return unknown;
+  RETURN_IF_ERROR(removed);
+  return 0;
+}
+
+absl::StatusOr<uint64_t> RunRegistry::DeleteWritten(const std::shared_ptr<Run>& run, DeleteMode mode) {
+  if (draining()) return absl::UnavailableError("the daemon is shutting down; its runs end with it");
+  const std::string run_id = run->spec().run_id;
+  ASSIGN_OR_RETURN(const std::shared_ptr<Run> there, Find(run_id));
+  if (there != run) return absl::UnavailableError(absl::StrCat("run '", run_id, "' was made anew; ask again"));
   if (!mode.force) {
     absl::Status status;
     absl::Notification answered;
@@ -158,13 +200,27 @@ void RunRegistry::DeleteIdle() {
   for (const auto& run : All()) {
     const std::optional<double> since_s = run->Status().unattended_since_s;
     const double idle_s = since_s ? MonotonicSeconds() - *since_s : 0;
-    if (idle_s < options_.idle_run_timeout_s) continue;
-    const std::string& run_id = run->spec().run_id;
-    // Refused: a trainer has come meanwhile, or the daemon drains.
-    if (!DeleteNow(run_id, {.keep_checkpoints = true}).ok()) continue;
-    Log(LogLevel::kInfo, "run_expired", "a run was deleted: no trainer came for longer than idle_run_timeout",
-        {{"run_id", run_id}, {"dur_s", idle_s}});
+    if (idle_s >= options_.idle_run_timeout_s) Expire(run, idle_s);
   }
+}
+
+void RunRegistry::Expire(const std::shared_ptr<Run>& run, double idle_s) {
+  const std::string run_id = run->spec().run_id;
+  Expiry& expiry = expiries_[run_id];
+  if (expiry.under_way || MonotonicSeconds() < expiry.not_before_s) return;
+  expiry.under_way = true;
+  DeleteNow(run_id, {.keep_checkpoints = true}, [this, run, run_id, idle_s](const absl::StatusOr<uint64_t>& freed) {
+    if (freed.ok()) {
+      expiries_.erase(run_id);
+      return Log(LogLevel::kInfo, "run_expired", "a run was deleted: no trainer came for longer than idle_run_timeout",
+                 {{"run_id", run_id}, {"dur_s", idle_s}});
+    }
+    expiries_.erase(run_id);
+    if (draining() || !run->Status().unattended_since_s) return;  // or a trainer has come meanwhile
+    expiries_[run_id].not_before_s = MonotonicSeconds() + kExpireAgainS;
+    Log(LogLevel::kError, "run_not_expired", "a run that no trainer comes to cannot be deleted; it is tried again",
+        {{"run_id", run_id}, {"err", std::string(freed.status().message())}});
+  });
 }
 
 uint64_t RunRegistry::Remove(const std::shared_ptr<Run>& run) {
@@ -174,6 +230,7 @@ uint64_t RunRegistry::Remove(const std::shared_ptr<Run>& run) {
     runs_.erase(run_id);
   }
   payers_.erase(run_id);
+  expiries_.erase(run_id);
   options_.sessions->Forget(run_id);
   const uint64_t freed = run->End(absl::NotFoundError(absl::StrCat("run '", run_id, "' was deleted")));
   options_.devices->Release(run->plan());

@@ -186,9 +186,15 @@ class RunRegistry {
   std::vector<std::shared_ptr<Run>> OthersOf(const Payer& payer, const std::string& run_id) const;
   // FAILED_PRECONDITION: the devices do not have a rule of the run's.
   absl::Status AdmitRules(const RunSpec& spec) const;
-  absl::StatusOr<uint64_t> DeleteNow(const std::string& run_id, DeleteMode mode);
+  using Deleted = absl::AnyInvocable<void(absl::StatusOr<uint64_t> freed_bytes)>;
+  // Waits for no disk: `done` comes on the strand, when what the run has is written.
+  void DeleteNow(const std::string& run_id, DeleteMode mode, Deleted done);
+  absl::StatusOr<uint64_t> DeleteStored(const std::string& run_id, DeleteMode mode, absl::Status unknown);
+  // Of a run of which nothing is left to be written.
+  absl::StatusOr<uint64_t> DeleteWritten(const std::shared_ptr<Run>& run, DeleteMode mode);
   // Those that no trainer has come to for idle_run_timeout_s.
   void DeleteIdle();
+  void Expire(const std::shared_ptr<Run>& run, double idle_s);
   void Tick();
   uint64_t Remove(const std::shared_ptr<Run>& run);
   // Those that a new run may go on from, newest first. FAILED_PRECONDITION: they are of another spec.
@@ -203,16 +209,25 @@ class RunRegistry {
   // In the metrics: of a run that cannot be restored.
   void ShowLost(const std::string& run_id, const absl::Status& why) const;
   absl::StatusOr<CreateRequest> RequestOf(const CheckpointReader& checkpoint) const;
-  absl::StatusOr<Rewound> RestoreNow(const std::string& run_id, uint64_t step, const Payer& payer);
-  absl::StatusOr<Rewound> RestoreImported(const std::string& run_id, const CheckpointReader& checkpoint,
-                                          const Payer& payer);
+  // What a run became: it is written when all others have had their turn.
+  struct Restored {
+    std::shared_ptr<Run> run;
+    uint64_t step = 0;
+    bool lived = false;
+  };
+  absl::StatusOr<Restored> RestoreNow(const std::string& run_id, uint64_t step, const Payer& payer);
+  absl::StatusOr<Restored> RestoreImported(const std::string& run_id, const CheckpointReader& checkpoint,
+                                           const Payer& payer);
   // Of the run that lives, or is created of it.
-  absl::StatusOr<Rewound> RestoreOf(const std::string& run_id, const CheckpointReader& checkpoint,
-                                    const Origin& origin);
+  absl::StatusOr<Restored> RestoreOf(const std::string& run_id, const CheckpointReader& checkpoint,
+                                     const Origin& origin);
   absl::Status RestoreLiving(const CheckpointReader& checkpoint, Run* run);
-  absl::Status MakeNewest(Run* run);
-  // What the run has that is not on the disk, before it goes. `force`: also while a trainer is attached.
-  absl::Status WriteLast(Run* run, bool force);
+  // Waits for no disk: `done` comes on the strand.
+  void MakeNewest(absl::StatusOr<Restored> restored, RewindDone done);
+  absl::StatusOr<Rewound> EndRestore(const Restored& restored);
+  // What the run has that is not on the disk, before it goes. `force`: also while a trainer is attached. Waits for no disk:
+  // `done` comes on the strand.
+  void WriteLast(const std::shared_ptr<Run>& run, bool force, absl::AnyInvocable<void(absl::Status)> done);
   RunStorage StorageOf(const std::shared_ptr<RunFolder>& folder) const;
   absl::Status NoStorage() const;
   // Says that what is being read back on the strand gets on: it may take minutes.
@@ -233,6 +248,12 @@ class RunRegistry {
   // Whose runs they are where there is no access file: of those that were created, or asked for, since the daemon
   // started. On the strand.
   std::map<std::string, std::string> payers_;
+  // Idle runs that are being written, or could not be. On the strand.
+  struct Expiry {
+    bool under_way = false;
+    double not_before_s = 0;  // is it tried again
+  };
+  std::map<std::string, Expiry> expiries_;
   Strand strand_;
 };
 

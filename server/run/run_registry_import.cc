@@ -32,12 +32,14 @@ absl::StatusOr<CheckpointReader> RunRegistry::Examine(const std::string& run_id,
 
 void RunRegistry::RestoreFrom(std::string run_id, CheckpointReader checkpoint, Payer payer,
                               absl::AnyInvocable<void(absl::StatusOr<Rewound>)> done) {
-  strand_.Post([this, run_id = std::move(run_id), checkpoint = std::move(checkpoint), payer = std::move(payer),
-                done = std::move(done)]() mutable { done(RestoreImported(run_id, checkpoint, payer)); });
+  strand_.Post(
+      [this, run_id = std::move(run_id), checkpoint = std::move(checkpoint), payer = std::move(payer),
+       done = std::move(done)]() mutable { MakeNewest(RestoreImported(run_id, checkpoint, payer), std::move(done)); });
 }
 
-absl::StatusOr<Rewound> RunRegistry::RestoreImported(const std::string& run_id, const CheckpointReader& checkpoint,
-                                                     const Payer& payer) {
+absl::StatusOr<RunRegistry::Restored> RunRegistry::RestoreImported(const std::string& run_id,
+                                                                   const CheckpointReader& checkpoint,
+                                                                   const Payer& payer) {
   if (draining()) return absl::UnavailableError("the daemon is shutting down; no run is restored");
   ASSIGN_OR_RETURN(const CreateRequest request, RequestOf(checkpoint));
   if (const auto living = Find(run_id); living.ok() && (*living)->spec_sha256() != request.spec_sha256) {

@@ -251,11 +251,12 @@ absl::StatusOr<std::vector<RunRegistry::StoredCheckpoint>> RunRegistry::Checkpoi
 void RunRegistry::Restore(std::string run_id, uint64_t step, Payer payer,
                           absl::AnyInvocable<void(absl::StatusOr<Rewound>)> done) {
   strand_.Post([this, run_id = std::move(run_id), step, payer = std::move(payer), done = std::move(done)]() mutable {
-    done(RestoreNow(run_id, step, payer));
+    MakeNewest(RestoreNow(run_id, step, payer), std::move(done));
   });
 }
 
-absl::StatusOr<Rewound> RunRegistry::RestoreNow(const std::string& run_id, uint64_t step, const Payer& payer) {
+absl::StatusOr<RunRegistry::Restored> RunRegistry::RestoreNow(const std::string& run_id, uint64_t step,
+                                                              const Payer& payer) {
   if (!has_storage()) return NoStorage();
   if (draining()) return absl::UnavailableError("the daemon is shutting down; no run is restored");
   ASSIGN_OR_RETURN(const std::vector<std::string> run_ids, options_.storage->RunIds());
@@ -276,43 +277,46 @@ absl::StatusOr<Rewound> RunRegistry::RestoreNow(const std::string& run_id, uint6
   return RestoreOf(run_id, checkpoint, {.only = entry->place.number, .payer = payer});
 }
 
-absl::StatusOr<Rewound> RunRegistry::RestoreOf(const std::string& run_id, const CheckpointReader& checkpoint,
-                                               const Origin& origin) {
+absl::StatusOr<RunRegistry::Restored> RunRegistry::RestoreOf(const std::string& run_id,
+                                                             const CheckpointReader& checkpoint, const Origin& origin) {
   const uint64_t step = checkpoint.manifest().step();
   const auto living = Find(run_id);
-  const bool lives = living.ok() && (*living)->Status().state != RunState::kFailed;
-  std::shared_ptr<Run> run = lives ? *living : nullptr;
-  if (lives) {
-    RETURN_IF_ERROR(RestoreLiving(checkpoint, run.get()));
-  } else {
-    ASSIGN_OR_RETURN(CreateRequest request, RequestOf(checkpoint));
-    request.payer = origin.payer;
-    ASSIGN_OR_RETURN(const Created created, CreateNow(std::move(request), origin));
-    run = created.run;
-    run->ForgetJournal();
+  if (living.ok() && (*living)->Status().state != RunState::kFailed) {
+    RETURN_IF_ERROR(RestoreLiving(checkpoint, living->get()));
+    return Restored{.run = *living, .step = step, .lived = true};
   }
-  RETURN_IF_ERROR(MakeNewest(run.get()));
-  if (!lives) {
-    ASSIGN_OR_RETURN(const std::shared_ptr<RunFolder> folder, options_.storage->FolderOf(run_id));
-    RETURN_IF_ERROR(folder->SetAside(step));
-  }
-  return Rewound{step, run->Status().generation};
+  ASSIGN_OR_RETURN(CreateRequest request, RequestOf(checkpoint));
+  request.payer = origin.payer;
+  ASSIGN_OR_RETURN(const Created created, CreateNow(std::move(request), origin));
+  created.run->ForgetJournal();
+  return Restored{.run = created.run, .step = step};
 }
 
 // The run's state is one of the past: it is written again, so that it is what a restart finds, whatever came after it.
-absl::Status RunRegistry::MakeNewest(Run* run) {
-  absl::Status status;
-  absl::Notification written;
-  run->CheckpointAnew([&](const absl::StatusOr<CheckpointWritten>& result) {
-    status = result.status();
-    written.Notify();
+void RunRegistry::MakeNewest(absl::StatusOr<Restored> restored, RewindDone done) {
+  if (!restored.ok()) return done(restored.status());
+  Run* const run = restored->run.get();
+  run->CheckpointAnew([this, restored = *std::move(restored),
+                       done = std::move(done)](const absl::StatusOr<CheckpointWritten>& written) mutable {
+    strand_.Post([this, restored = std::move(restored), done = std::move(done), why = written.status()]() mutable {
+      if (why.ok()) return done(EndRestore(restored));
+      done(
+          absl::Status(why.code(), absl::StrCat("the run is restored in memory, and a restart of the daemon would undo "
+                                                "that, since it could not be written: ",
+                                                why.message())));
+    });
   });
-  written.WaitForNotification();
-  if (status.ok()) return status;
-  return absl::Status(status.code(),
-                      absl::StrCat("the run is restored in memory, and a restart of the daemon would undo "
-                                   "that, since it could not be written: ",
-                                   status.message()));
+}
+
+absl::StatusOr<Rewound> RunRegistry::EndRestore(const Restored& restored) {
+  const std::string& run_id = restored.run->spec().run_id;
+  ASSIGN_OR_RETURN(const std::shared_ptr<Run> there, Find(run_id));
+  if (there != restored.run) return absl::UnavailableError(absl::StrCat("run '", run_id, "' was made anew; ask again"));
+  if (!restored.lived) {
+    ASSIGN_OR_RETURN(const std::shared_ptr<RunFolder> folder, options_.storage->FolderOf(run_id));
+    RETURN_IF_ERROR(folder->SetAside(restored.step));
+  }
+  return Rewound{restored.step, there->Status().generation};
 }
 
 absl::Status RunRegistry::RestoreLiving(const CheckpointReader& checkpoint, Run* run) {
@@ -334,25 +338,6 @@ absl::Status RunRegistry::RestoreLiving(const CheckpointReader& checkpoint, Run*
               });
   answered.WaitForNotification();
   return status;
-}
-
-absl::Status RunRegistry::WriteLast(Run* run, bool force) {
-  absl::Status status;
-  const auto ask = [&status](auto&& question) {
-    absl::Notification answered;
-    question([&](absl::Status s) {
-      status = std::move(s);
-      answered.Notify();
-    });
-    answered.WaitForNotification();
-  };
-  // Its open step is a trainer's that is there, and is not to be closed for a deletion that is refused.
-  if (!force) ask([run](auto done) { run->CheckUnattended(std::move(done)); });
-  RETURN_IF_ERROR(status);
-  ask([run](auto done) { run->WriteLast("the run was deleted in the middle of the step", std::move(done)); });
-  if (status.ok()) return status;
-  return absl::Status(status.code(), absl::StrCat("run '", run->spec().run_id,
-                                                  "' stays: its last steps could not be written: ", status.message()));
 }
 
 void RunRegistry::ShowStorage() {

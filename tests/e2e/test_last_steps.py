@@ -7,15 +7,15 @@ import subprocess
 import sys
 
 import pytest
-from daemon import Daemon, until
+from daemon import BALLASTCTL, Daemon, until
 
 RUN = "r"
 TRAINER = """
 import sys, torch, ballast
 torch.set_num_threads(1)
 a, b = (torch.nn.Parameter(torch.ones(20000)) for _ in range(2))
-optimizer = ballast.AdamW([("a", a), ("b", b)], lr=1e-3, server=sys.argv[1], run="r", checkpoint_every_seconds=3000,
-                          **eval(sys.argv[2]))
+optimizer = ballast.AdamW([("a", a), ("b", b)], lr=1e-3, server=sys.argv[1], run=sys.argv[2],
+                          checkpoint_every_seconds=3000, **eval(sys.argv[3]))
 print("ready", flush=True)
 for line in sys.stdin:
     if line == "step\\n":
@@ -29,9 +29,9 @@ for line in sys.stdin:
 
 
 class Trainer:
-    def __init__(self, server: str, **options):
+    def __init__(self, server: str, run: str = RUN, **options):
         self.process = subprocess.Popen(
-            [sys.executable, "-c", TRAINER, server, repr(options)],
+            [sys.executable, "-c", TRAINER, server, run, repr(options)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -122,6 +122,37 @@ def test_an_idle_run_is_written_before_it_expires(tmp_path, storage):
             train_and_tear(daemon, trainer)
         until("the run has expired", lambda: events(daemon, "run_expired"))
         assert newest(storage).endswith("-step-9")
+
+
+def test_a_run_that_cannot_be_written_does_not_expire_and_it_is_told(tmp_path, storage):
+    flags = ("--storage.dir", str(storage), "--idle_run_timeout", "2s", "--limits.lease", "1s")
+    with Daemon(tmp_path, *flags) as daemon:
+        with Trainer(daemon.server) as trainer:
+            assert trainer.steps(2) == "2 APPLIED"
+            assert daemon.ctl("checkpoint", RUN).returncode == 0
+            assert trainer.steps(1) == "3 APPLIED"
+            shutil.move(storage / "runs" / RUN, tmp_path / "moved")
+            (storage / "runs" / RUN).symlink_to(tmp_path / "moved")
+        until("it is told", lambda: events(daemon, "run_not_expired"))
+        [told] = events(daemon, "run_not_expired")
+        assert told["run_id"] == RUN and "its last steps could not be written" in told["err"]
+        assert RUN in daemon.ctl("runs").stdout
+
+
+@pytest.mark.parametrize("command", [["delete", RUN, "--keep-checkpoints", "--force"], ["restore", RUN, "--step", "2"]])
+def test_a_run_that_is_written_slowly_keeps_no_other_from_beginning(tmp_path, storage, command):
+    with Daemon(tmp_path, "--storage.dir", str(storage)) as daemon, Trainer(daemon.server, snapshots=1) as trainer:
+        assert trainer.steps(2) == "2 APPLIED"
+        assert daemon.ctl("checkpoint", RUN).returncode == 0
+    with Daemon(tmp_path, "--storage.dir", str(storage), "--storage.bytes_per_second", "1000") as daemon:
+        with Trainer(daemon.server, weights="server", snapshots=1) as trainer:
+            assert trainer.steps(1) == "3 APPLIED"
+            with subprocess.Popen([BALLASTCTL, "--server", daemon.server, "--timeout", "600", *command]) as slow:
+                until("it is being written", lambda: list((storage / "runs" / RUN).glob("writing-*")))
+                with Trainer(daemon.server, run="other") as other:
+                    assert other.steps(1) == "1 APPLIED"
+                assert slow.poll() is None
+                daemon.process.kill()
 
 
 def test_a_run_whose_folder_cannot_be_written_to_is_not_deleted(tmp_path, storage):
