@@ -20,13 +20,17 @@ keep=""
 flag --keep "a folder"
 words anywhere
 
-# build_in FOLDER TARGET...: from a copy of what git has, as the files are now.
+# copy_into FOLDER: what git has, as the files are now.
+copy_into() {
+  mkdir -p "$1"
+  (cd "$ROOT" && git ls-files -z --cached --others --exclude-standard | tar -c --null -T - --ignore-failed-read) | tar -x -C "$1"
+}
+
+# build_in FOLDER TARGET...
 build_in() {
   local folder=$1 target targets=()
   shift
   for target in "$@"; do targets+=(--target "$target"); done
-  mkdir -p "$folder"
-  (cd "$ROOT" && git ls-files -z --cached --others --exclude-standard | tar -c --null -T - --ignore-failed-read) | tar -x -C "$folder"
   (cd "$folder" && cmake --preset release -D BALLAST_CUDA=OFF -D BALLAST_BENCH=OFF -D BALLAST_REVISION="$revision" &&
     cmake --build --preset release --parallel "$(nproc)" "${targets[@]}") >"$folder.log" 2>&1 ||
     fail "the build in $folder failed; its log ends with: $(tail -n 5 "$folder.log")"
@@ -47,6 +51,8 @@ main() {
   fi
   # Of different lengths: what is padded to a path's length differs then, too.
   one=$keep/one another=$keep/another/place/with/a/longer/name
+  copy_into "$one"  # both before the first build: the tree may change while that takes its time
+  copy_into "$another"
   build_in "$one" "${WORDS[@]}"
   build_in "$another" "${WORDS[@]}"
   for name in "${WORDS[@]}"; do
