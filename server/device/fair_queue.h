@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "server/base/ring.h"
+#include "server/base/ring_buffer.h"
 #include "server/device/device.h"
 
 namespace ballast {
@@ -70,7 +70,7 @@ struct FairQueue {
   // What costs so much is not worth waiting for Wake: one job; all that wait.
   static constexpr uint64_t kLargeBytes = 32 << 10, kWakeBytes = 256 << 10;
 
-  Ring<DeviceJob> jobs = {};
+  RingBuffer<DeviceJob> jobs = {};
   uint64_t served_bytes = 0;
   uint64_t waiting_bytes = 0;  // what the jobs cost
   bool woken = false;          // so that they are to be served

@@ -1,7 +1,7 @@
 // A queue whose memory stays: what is pushed takes the place of what was popped, so that nothing is allocated but when it
 // grows, to twice its length.
 //
-//   Ring<int> ring;
+//   RingBuffer<int> ring;
 //   ring.push(1);
 //   int first = ring.pop();   // requires that it is not empty
 //
@@ -15,7 +15,7 @@
 namespace ballast {
 
 template <typename T>
-class Ring {
+class RingBuffer {
  public:
   bool empty() const { return size_ == 0; }
   size_t size() const { return size_; }

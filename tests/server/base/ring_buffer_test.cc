@@ -1,4 +1,4 @@
-#include "server/base/ring.h"
+#include "server/base/ring_buffer.h"
 
 #include <gtest/gtest.h>
 
@@ -9,9 +9,9 @@
 namespace ballast {
 namespace {
 
-TEST(RingTest, IsAQueue) {
+TEST(RingBufferTest, IsAQueue) {
   std::mt19937 draw(1);
-  Ring<int> ring;
+  RingBuffer<int> ring;
   std::deque<int> model;
   for (int i = 0; i < 20'000; ++i) {
     // Longer, and shorter again: the front is everywhere when it grows.
@@ -29,8 +29,8 @@ TEST(RingTest, IsAQueue) {
   }
 }
 
-TEST(RingTest, KeepsNothingThatWasPopped) {
-  Ring<std::shared_ptr<int>> ring;
+TEST(RingBufferTest, KeepsNothingThatWasPopped) {
+  RingBuffer<std::shared_ptr<int>> ring;
   const auto value = std::make_shared<int>(1);
   for (int i = 0; i < 40; ++i) ring.push(value);
   while (!ring.empty()) ring.pop();
