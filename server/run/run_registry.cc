@@ -38,92 +38,9 @@ RunRegistry::~RunRegistry() {
   End(absl::UnavailableError("the daemon is shutting down"));
 }
 
-void RunRegistry::Create(CreateRequest request, absl::AnyInvocable<void(absl::StatusOr<Created>)> done) {
-  strand_.Post(
-      [this, request = std::move(request), done = std::move(done)]() mutable { done(CreateNow(std::move(request))); });
-}
-
-absl::StatusOr<RunRegistry::Created> RunRegistry::CreateNow(CreateRequest request, const Origin& origin) {
-  const std::string run_id = request.spec.run_id;
-  const Payer payer = request.payer;
-  const auto existing = Find(run_id);
-  if (existing.ok()) {
-    if ((*existing)->spec_sha256() != request.spec_sha256) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "run '", run_id,
-          "' exists with another spec: ", request.difference((*existing)->canonical_spec(), request.canonical_spec),
-          "; use another run_id, or delete the run"));
-    }
-    if ((*existing)->Status().state != RunState::kFailed) {
-      Claim(run_id, payer);
-      return Created{*existing, false};
-    }
-    if (draining()) return absl::UnavailableError("the daemon is shutting down; create the run at the next one");
-  }
-  RETURN_IF_ERROR(AdmitQuota(payer, request.spec, /*amends=*/false));
-  if (existing.ok()) Remove(*existing);  // it failed: nothing is left to go on from, but what is on the disk
-  ASSIGN_OR_RETURN(std::shared_ptr<Run> run, Make(std::move(request), origin));
-  {
-    absl::MutexLock lock(&mu_);
-    runs_[run_id] = run;
-  }
-  Claim(run_id, payer);
-  ShowMemory();
-  Log(LogLevel::kInfo, "run_created", "run created",
-      {{"run_id", run_id}, {"bytes", run->plan().bytes.total()}, {"devices", absl::StrJoin(run->devices(), ",")}});
-  if (HasMatrices(run->spec())) {
-    const bool slow = run->products() == kernels::PlainProduct().library;
-    Log(slow ? LogLevel::kWarn : LogLevel::kInfo, "matrix_products",
-        slow ? "no OpenBLAS is found: matrix products take ten times as long; install libopenblas0-pthread"
-             : "matrix products are made by a library",
-        {{"run_id", run_id}, {"library", run->products()}});
-  }
-  return Created{std::move(run), true};
-}
-
-absl::StatusOr<std::shared_ptr<Run>> RunRegistry::Make(CreateRequest request, const Origin& origin) {
-  const std::string run_id = request.spec.run_id;
-  const double began_s = MonotonicSeconds();
-  std::vector<absl::Status> damaged;
-  std::vector<CheckpointReader> candidates;
-  std::shared_ptr<RunFolder> folder;
-  if (has_storage()) {
-    ASSIGN_OR_RETURN(candidates, Candidates(request, origin.only, &damaged));
-    if (origin.imported != nullptr) {
-      candidates.assign(1, *origin.imported);
-      damaged.clear();  // what is to be replaced
-    }
-    ASSIGN_OR_RETURN(folder, options_.storage->FolderOf(run_id));
-  }
-  ASSIGN_OR_RETURN(Placement placement, Admit(request.spec));
-  std::vector<Device*> devices = options_.devices->Of(placement);
-  Plan plan = MakePlan(request.spec, std::move(placement));
-  auto run = Run::Create({.spec = std::move(request.spec),
-                          .canonical_spec = std::move(request.canonical_spec),
-                          .spec_sha256 = std::move(request.spec_sha256),
-                          .plan = std::move(plan),
-                          .devices = std::move(devices),
-                          .metrics = options_.metrics,
-                          .storage = StorageOf(folder)});
-  if (!run.ok()) {
-    options_.metrics->OnAdmissionRejected("memory");
-    return absl::Status(run.status().code(), absl::StrCat("run '", run_id, "': ", run.status().message()));
-  }
-  if (!candidates.empty() || !damaged.empty()) {
-    const bool replays = !origin.only && origin.imported == nullptr;
-    if (absl::Status restored = GoOnFromNewest(candidates, replays, std::move(damaged), run->get()); !restored.ok()) {
-      (*run)->metrics().OnRestored("failed");
-      (*run)->End(restored);
-      return restored;
-    }
-    options_.metrics->OnRestore(MonotonicSeconds() - began_s);
-  }
-  options_.devices->Reserve((*run)->plan());
-  return run;
-}
-
 void RunRegistry::Delete(std::string run_id, DeleteMode mode, Deleted done) {
-  strand_.Post([this, run_id = std::move(run_id), mode, done = std::move(done)]() mutable {
+  std::string of = run_id;
+  InTurn(std::move(of), [this, run_id = std::move(run_id), mode, done = std::move(done)]() mutable {
     DeleteNow(run_id, mode, std::move(done));
   });
 }
@@ -153,7 +70,7 @@ void RunRegistry::WriteLast(const std::shared_ptr<Run>& run, bool force, absl::A
   }
   run->WriteLast("the run was deleted in the middle of the step", [this, run_id = run->spec().run_id,
                                                                    done = std::move(done)](absl::Status s) mutable {
-    strand_.Post([run_id = std::move(run_id), done = std::move(done), s = std::move(s)]() mutable {
+    InTurn(run_id, [run_id, done = std::move(done), s = std::move(s)]() mutable {
       if (s.ok()) return done(s);
       done(absl::Status(s.code(),
                         absl::StrCat("run '", run_id, "' stays: its last steps could not be written: ", s.message())));
@@ -200,7 +117,7 @@ void RunRegistry::DeleteIdle() {
   for (const auto& run : All()) {
     const std::optional<double> since_s = run->Status().unattended_since_s;
     const double idle_s = since_s ? MonotonicSeconds() - *since_s : 0;
-    if (idle_s >= options_.idle_run_timeout_s) Expire(run, idle_s);
+    if (idle_s >= options_.idle_run_timeout_s && !turns_.under_way(run->spec().run_id)) Expire(run, idle_s);
   }
 }
 
@@ -260,18 +177,21 @@ std::vector<std::shared_ptr<Run>> RunRegistry::All() const {
 
 void RunRegistry::OnDeviceFailed(size_t device, const absl::Status& why) {
   const bool any_left = options_.devices->Fail(device, why);
-  const std::string label = options_.devices->at(device)->label(), reason(why.message());
+  const std::string label = options_.devices->at(device)->label();
   Log(LogLevel::kError, "device_failed", "a device failed: its runs are lost, and must be created anew",
-      {{"device", label}, {"err", reason}});
+      {{"device", label}, {"err", std::string(why.message())}});
   options_.metrics->OnDeviceFailed(label);
   ShowMemory();
   for (const auto& run : All()) {
     const auto& devices = run->plan().placement.devices;
-    if (std::find(devices.begin(), devices.end(), device) == devices.end()) continue;
-    run->Fail(absl::DataLossError(
-        absl::StrCat("run '", run->spec().run_id, "' is lost: ", reason, "; create it anew and load the weights")));
+    if (std::find(devices.begin(), devices.end(), device) != devices.end()) FailWith(why, run.get());
   }
   if (!any_left && options_.on_last_failure) options_.on_last_failure(why);
+}
+
+void RunRegistry::FailWith(const absl::Status& why, Run* run) {
+  run->Fail(absl::DataLossError(absl::StrCat("run '", run->spec().run_id, "' is lost: ", why.message(),
+                                             "; create it anew and load the weights")));
 }
 
 bool RunRegistry::draining() const {
@@ -335,6 +255,15 @@ void RunRegistry::End(const absl::Status& status) {
   {
     absl::MutexLock lock(&mu_);
     draining_ = true;
+  }
+  // Whatever begins on the strand from now on sees that.
+  absl::Notification heard;
+  strand_.Post([&] { heard.Notify(); });
+  heard.WaitForNotification();
+  {
+    const auto none = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return working_ == 0; };
+    absl::MutexLock lock(&mu_);
+    mu_.Await(absl::Condition(&none));
   }
   strand_.Stop();
   for (const auto& run : All()) run->End(status);

@@ -1,8 +1,9 @@
-// The runs of a daemon: who may be created, on which of its devices, who is there. Creations and deletions happen one
-// after another on a strand of their own, so admission is decided once, against what is really reserved. When a device
-// fails, its runs fail, and those on others go on.
+// The runs of a daemon: who may be created, on which of its devices, who is there. Creations and deletions are decided one
+// after another on a strand of their own, so admission is decided once, against what is really reserved. What takes long,
+// a run's memory, reading and writing it, goes on aside: what is asked for with that run waits for it (run_turns.h), with
+// others it does not. When a device fails, its runs fail, and those on others go on.
 //
-// Thread-safe. Callbacks come on that strand.
+// Thread-safe. Callbacks come on that strand, or from the call itself.
 #pragma once
 
 #include <atomic>
@@ -13,6 +14,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -25,6 +27,7 @@
 #include "server/access/quotas.h"
 #include "server/device/device_pool.h"
 #include "server/run/run.h"
+#include "server/run/run_turns.h"
 #include "server/run/sessions.h"
 #include "server/storage/checkpoint_reader.h"
 #include "server/storage/storage.h"
@@ -157,13 +160,33 @@ class RunRegistry {
  private:
   // What a run that is created goes on from, other than its newest checkpoint on the disk.
   struct Origin {
-    std::optional<uint64_t> only = std::nullopt;  // the checkpoint of this number, if it is on the disk
-    const CheckpointReader* imported = nullptr;   // this one, of the request's spec, from elsewhere
-    Payer payer = {};                             // who has it restored
+    std::optional<uint64_t> only = std::nullopt;              // the checkpoint of this number, if it is on the disk
+    std::optional<CheckpointReader> imported = std::nullopt;  // this one, of the request's spec, from elsewhere
+    Payer payer = {};                                         // who has it restored
   };
-  absl::StatusOr<Created> CreateNow(CreateRequest request) { return CreateNow(std::move(request), Origin()); }
-  absl::StatusOr<Created> CreateNow(CreateRequest request, const Origin& origin);
-  absl::StatusOr<std::shared_ptr<Run>> Make(CreateRequest request, const Origin& origin);
+  // A run that has been admitted, and what it is made of. Of one thread's, but for `made`, it is only read.
+  struct Making {
+    CreateRequest request = {};
+    Plan plan = {};
+    std::shared_ptr<RunFolder> folder = nullptr;
+    std::vector<CheckpointReader> candidates = {};  // newest first
+    std::vector<absl::Status> damaged = {};
+    bool replays = false;  // goes on from its journal, too
+    absl::StatusOr<std::shared_ptr<Run>> made = absl::UnknownError("");
+  };
+  // The run that is there, or why there can be none; none: it is to be made.
+  std::optional<absl::StatusOr<Created>> Existing(const CreateRequest& request) const;
+  absl::StatusOr<Created> CreateNow(CreateRequest request);
+  // The same aside, of a run that is not there.
+  void MakeAside(CreateRequest request, Origin origin, absl::AnyInvocable<void(absl::StatusOr<Created>)> done);
+  // Admits and reserves; makes, on any thread; has it or gives the room back.
+  absl::StatusOr<std::shared_ptr<Making>> Prepare(CreateRequest request, Origin origin);
+  absl::StatusOr<std::shared_ptr<Run>> Build(const Making& making);
+  absl::StatusOr<Created> Publish(Making* making);
+  // On the strand, when nothing is under way with the run.
+  void InTurn(std::string run_id, RunTurns::Task task);
+  // On a thread of its own, and on the strand `then`; in between, what is asked for with the run waits.
+  void WorkAside(const std::string& run_id, RunTurns::Task work, RunTurns::Task then);
   // Where it may be created.
   absl::StatusOr<Placement> Admit(const RunSpec& spec) const;
   absl::StatusOr<Placement> AdmitMemory(const RunSpec& spec) const;
@@ -182,8 +205,12 @@ class RunRegistry {
   absl::Status AdmitQuota(const Payer& payer, const RunSpec& spec, bool amends) const;
   // The run counts for the payer from now on, unless it counts for somebody.
   void Claim(const std::string& run_id, const Payer& payer);
-  // Other runs that count for the payer.
-  std::vector<std::shared_ptr<Run>> OthersOf(const Payer& payer, const std::string& run_id) const;
+  struct Counted {
+    std::string run_id;
+    uint64_t bytes = 0;
+  };
+  // Other runs that count for the payer, also while they are made.
+  std::vector<Counted> OthersOf(const Payer& payer, const std::string& run_id) const;
   // FAILED_PRECONDITION: the devices do not have a rule of the run's.
   absl::Status AdmitRules(const RunSpec& spec) const;
   using Deleted = absl::AnyInvocable<void(absl::StatusOr<uint64_t> freed_bytes)>;
@@ -215,15 +242,16 @@ class RunRegistry {
     uint64_t step = 0;
     bool lived = false;
   };
-  absl::StatusOr<Restored> RestoreNow(const std::string& run_id, uint64_t step, const Payer& payer);
-  absl::StatusOr<Restored> RestoreImported(const std::string& run_id, const CheckpointReader& checkpoint,
-                                           const Payer& payer);
+  void RestoreNow(const std::string& run_id, uint64_t step, const Payer& payer, RewindDone done);
+  void RestoreImported(const std::string& run_id, CheckpointReader checkpoint, const Payer& payer, RewindDone done);
+  // Its number, too.
+  absl::StatusOr<CheckpointReader> OpenOfStep(const std::string& run_id, uint64_t step, uint64_t* number) const;
   // Of the run that lives, or is created of it.
-  absl::StatusOr<Restored> RestoreOf(const std::string& run_id, const CheckpointReader& checkpoint,
-                                     const Origin& origin);
+  void RestoreOf(const std::string& run_id, const CheckpointReader& checkpoint, Origin origin, RewindDone done);
+  // On any thread.
   absl::Status RestoreLiving(const CheckpointReader& checkpoint, Run* run);
   // Waits for no disk: `done` comes on the strand.
-  void MakeNewest(absl::StatusOr<Restored> restored, RewindDone done);
+  void MakeNewest(Restored restored, RewindDone done);
   absl::StatusOr<Rewound> EndRestore(const Restored& restored);
   // What the run has that is not on the disk, before it goes. `force`: also while a trainer is attached. Waits for no disk:
   // `done` comes on the strand.
@@ -238,11 +266,13 @@ class RunRegistry {
   // The room on the disk, where there is storage.
   void ShowStorage();
   void OnDeviceFailed(size_t device, const absl::Status& why);
+  static void FailWith(const absl::Status& why, Run* run);
 
   const Options options_;
   mutable absl::Mutex mu_;
   std::map<std::string, std::shared_ptr<Run>, std::less<>> runs_ ABSL_GUARDED_BY(mu_);
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
+  size_t working_ ABSL_GUARDED_BY(mu_) = 0;  // threads, until they have been heard
   std::atomic<bool> wrote_all_ = true;
   bool room_unknown_ = false;  // the log was told so; on the strand
   // Whose runs they are where there is no access file: of those that were created, or asked for, since the daemon
@@ -254,6 +284,10 @@ class RunRegistry {
     double not_before_s = 0;  // is it tried again
   };
   std::map<std::string, Expiry> expiries_;
+  // On the strand: what is under way, by run.
+  RunTurns turns_;
+  std::map<std::string, std::shared_ptr<const Making>> making_;
+  std::map<std::string, std::thread> threads_;
   Strand strand_;
 };
 

@@ -90,11 +90,12 @@ absl::Status RunRegistry::AdmitRules(const RunSpec& spec) const {
 
 absl::Status RunRegistry::AdmitOneMore(const RunSpec& spec) const {
   const std::vector<std::shared_ptr<Run>> all = All();
-  if (all.size() < options_.max_runs) return absl::OkStatus();
+  const size_t there = all.size() + making_.size();
+  if (there < options_.max_runs) return absl::OkStatus();
   options_.metrics->OnAdmissionRejected("max_runs");
   return absl::ResourceExhaustedError(
-      absl::StrCat("run '", spec.run_id, "' would be the ", all.size() + 1, "th, and max_runs is ", options_.max_runs,
-                   "; ", options_.tells_of_all ? DescribeIdle(all) : "",
+      absl::StrCat("run '", spec.run_id, "' would be the ", there + 1, "th, and max_runs is ", options_.max_runs, "; ",
+                   options_.tells_of_all ? DescribeIdle(all) : "",
                    "delete one (`ballastctl delete RUN`), raise max_runs, or set ", "idle_run_timeout"));
 }
 
@@ -128,6 +129,7 @@ absl::Status RunRegistry::AdmitSeries(const RunSpec& spec) const {
   for (const auto& run : All()) {
     if (run->spec().run_id != spec.run_id) all += Metrics::SeriesOfRun(ShapeOf(run->spec()));
   }
+  for (const auto& [_, making] : making_) all += Metrics::SeriesOfRun(ShapeOf(making->request.spec));
   if (all <= kMostSeries) return absl::OkStatus();
   options_.metrics->OnAdmissionRejected("series");
   return absl::ResourceExhaustedError(absl::StrCat("run '", spec.run_id, "' needs ", mine, " metric series, ",

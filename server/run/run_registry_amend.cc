@@ -13,7 +13,8 @@
 namespace ballast {
 
 void RunRegistry::Amend(AmendRequest request, absl::AnyInvocable<void(absl::StatusOr<Amended>)> done) {
-  strand_.Post([this, request = std::move(request), done = std::move(done)]() mutable {
+  std::string run_id = request.spec.run_id;
+  InTurn(std::move(run_id), [this, request = std::move(request), done = std::move(done)]() mutable {
     HoldAndAmend(std::move(request), std::move(done));
   });
 }
@@ -32,7 +33,7 @@ void RunRegistry::HoldAndAmend(AmendRequest request, absl::AnyInvocable<void(abs
   const SessionId session = request.session;
   run->Hold(session, [this, run, request = std::move(request), done = std::move(done)](absl::Status held) mutable {
     if (!held.ok()) return done(std::move(held));
-    strand_.Post([this, run, request = std::move(request), done = std::move(done)]() mutable {
+    InTurn(run->spec().run_id, [this, run, request = std::move(request), done = std::move(done)]() mutable {
       auto amended = AmendNow(std::move(request), run);
       if (!amended.ok()) run->Release();
       done(std::move(amended));

@@ -32,23 +32,25 @@ absl::StatusOr<CheckpointReader> RunRegistry::Examine(const std::string& run_id,
 
 void RunRegistry::RestoreFrom(std::string run_id, CheckpointReader checkpoint, Payer payer,
                               absl::AnyInvocable<void(absl::StatusOr<Rewound>)> done) {
-  strand_.Post(
-      [this, run_id = std::move(run_id), checkpoint = std::move(checkpoint), payer = std::move(payer),
-       done = std::move(done)]() mutable { MakeNewest(RestoreImported(run_id, checkpoint, payer), std::move(done)); });
+  std::string of = run_id;
+  InTurn(std::move(of), [this, run_id = std::move(run_id), checkpoint = std::move(checkpoint), payer = std::move(payer),
+                         done = std::move(done)]() mutable {
+    RestoreImported(run_id, std::move(checkpoint), payer, std::move(done));
+  });
 }
 
-absl::StatusOr<RunRegistry::Restored> RunRegistry::RestoreImported(const std::string& run_id,
-                                                                   const CheckpointReader& checkpoint,
-                                                                   const Payer& payer) {
-  if (draining()) return absl::UnavailableError("the daemon is shutting down; no run is restored");
-  ASSIGN_OR_RETURN(const CreateRequest request, RequestOf(checkpoint));
-  if (const auto living = Find(run_id); living.ok() && (*living)->spec_sha256() != request.spec_sha256) {
-    return absl::FailedPreconditionError(
+void RunRegistry::RestoreImported(const std::string& run_id, CheckpointReader checkpoint, const Payer& payer,
+                                  RewindDone done) {
+  if (draining()) return done(absl::UnavailableError("the daemon is shutting down; no run is restored"));
+  const absl::StatusOr<CreateRequest> request = RequestOf(checkpoint);
+  if (!request.ok()) return done(request.status());
+  if (const auto living = Find(run_id); living.ok() && (*living)->spec_sha256() != request->spec_sha256) {
+    return done(absl::FailedPreconditionError(
         absl::StrCat("run '", run_id, "' exists with another spec than ", checkpoint.folder(), ": ",
-                     request.difference((*living)->canonical_spec(), request.canonical_spec),
-                     "; delete the run first, if it is to become this one"));
+                     request->difference((*living)->canonical_spec(), request->canonical_spec),
+                     "; delete the run first, if it is to become this one")));
   }
-  return RestoreOf(run_id, checkpoint, {.imported = &checkpoint, .payer = payer});
+  RestoreOf(run_id, checkpoint, {.imported = checkpoint, .payer = payer}, std::move(done));
 }
 
 }  // namespace ballast

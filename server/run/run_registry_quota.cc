@@ -18,13 +18,7 @@
 namespace ballast {
 namespace {
 
-std::string NamesOf(const std::vector<std::shared_ptr<Run>>& runs) {
-  constexpr size_t kMostNamed = 8;
-  const size_t named = std::min(runs.size(), kMostNamed);
-  const auto name = [](std::string* out, const std::shared_ptr<Run>& run) { absl::StrAppend(out, run->spec().run_id); };
-  return absl::StrCat(absl::StrJoin(runs.begin(), runs.begin() + static_cast<ptrdiff_t>(named), ", ", name),
-                      runs.size() > named ? absl::StrCat(" and ", runs.size() - named, " more") : "");
-}
+constexpr size_t kMostNamed = 8;
 
 }  // namespace
 
@@ -32,32 +26,41 @@ void RunRegistry::Claim(const std::string& run_id, const Payer& payer) {
   if (payer.grant == nullptr && !payer.name.empty()) payers_.try_emplace(run_id, payer.name);
 }
 
-std::vector<std::shared_ptr<Run>> RunRegistry::OthersOf(const Payer& payer, const std::string& run_id) const {
-  std::vector<std::shared_ptr<Run>> others = All();
-  std::erase_if(others, [&](const std::shared_ptr<Run>& run) {
-    const std::string& id = run->spec().run_id;
-    if (id == run_id) return true;
-    if (payer.grant != nullptr) return !payer.grant->Covers(id);
-    const auto of = payers_.find(id);
-    return of == payers_.end() || of->second != payer.name;
-  });
+std::vector<RunRegistry::Counted> RunRegistry::OthersOf(const Payer& payer, const std::string& run_id) const {
+  std::vector<Counted> others;
+  const auto count = [&](const std::string& id, bool claimed, uint64_t bytes) {
+    const bool its = payer.grant != nullptr ? payer.grant->Covers(id) : claimed;
+    if (its && id != run_id) others.push_back({id, bytes});
+  };
+  for (const auto& run : All()) {
+    const auto of = payers_.find(run->spec().run_id);
+    count(run->spec().run_id, of != payers_.end() && of->second == payer.name, run->plan().bytes.total());
+  }
+  for (const auto& [id, making] : making_) {
+    count(id, making->request.payer.name == payer.name, making->plan.bytes.total());
+  }
   return others;
 }
 
 absl::Status RunRegistry::AdmitQuota(const Payer& payer, const RunSpec& spec, bool amends) const {
   const Quota& quota = payer.quota;
   if (payer.name.empty() || (quota.runs == 0 && quota.bytes == 0)) return absl::OkStatus();
-  const std::vector<std::shared_ptr<Run>> others = OthersOf(payer, spec.run_id);
+  const std::vector<Counted> others = OthersOf(payer, spec.run_id);
   if (quota.runs > 0 && others.size() >= quota.runs && !amends) {
+    const size_t named = std::min(others.size(), kMostNamed);
+    const auto name = [](std::string* out, const Counted& run) { absl::StrAppend(out, run.run_id); };
+    const auto end = others.begin() + static_cast<ptrdiff_t>(named);
     return options_.quotas->Refuse(
         payer.name, QuotaKind::kRuns,
         absl::StrCat("run '", spec.run_id, "' would be one more than the ", quota.runs, " runs that ", payer.name,
-                     " may have (", payer.KeyOf(QuotaKind::kRuns), "); it has ", others.size(), ": ", NamesOf(others),
+                     " may have (", payer.KeyOf(QuotaKind::kRuns), "); it has ", others.size(), ": ",
+                     absl::StrJoin(others.begin(), end, ", ", name),
+                     others.size() > named ? absl::StrCat(" and ", others.size() - named, " more") : "",
                      "; delete one (`ballastctl delete RUN`), or ask the daemon's operator for more"));
   }
   if (quota.bytes == 0) return absl::OkStatus();
   uint64_t used = 0;
-  for (const auto& run : others) Add(&used, run->plan().bytes.total());
+  for (const Counted& run : others) Add(&used, run.bytes);
   const uint64_t wanted = MakePlan(spec).bytes.total();
   if (Sum(used, wanted) <= quota.bytes) return absl::OkStatus();
   return options_.quotas->Refuse(

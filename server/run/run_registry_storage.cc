@@ -250,15 +250,23 @@ absl::StatusOr<std::vector<RunRegistry::StoredCheckpoint>> RunRegistry::Checkpoi
 
 void RunRegistry::Restore(std::string run_id, uint64_t step, Payer payer,
                           absl::AnyInvocable<void(absl::StatusOr<Rewound>)> done) {
-  strand_.Post([this, run_id = std::move(run_id), step, payer = std::move(payer), done = std::move(done)]() mutable {
-    MakeNewest(RestoreNow(run_id, step, payer), std::move(done));
-  });
+  std::string of = run_id;
+  InTurn(std::move(of), [this, run_id = std::move(run_id), step, payer = std::move(payer),
+                         done = std::move(done)]() mutable { RestoreNow(run_id, step, payer, std::move(done)); });
 }
 
-absl::StatusOr<RunRegistry::Restored> RunRegistry::RestoreNow(const std::string& run_id, uint64_t step,
-                                                              const Payer& payer) {
-  if (!has_storage()) return NoStorage();
-  if (draining()) return absl::UnavailableError("the daemon is shutting down; no run is restored");
+void RunRegistry::RestoreNow(const std::string& run_id, uint64_t step, const Payer& payer, RewindDone done) {
+  if (!has_storage()) return done(NoStorage());
+  if (draining()) return done(absl::UnavailableError("the daemon is shutting down; no run is restored"));
+  uint64_t number = 0;
+  const absl::StatusOr<CheckpointReader> checkpoint = OpenOfStep(run_id, step, &number);
+  if (const auto living = Find(run_id); living.ok()) CountDamage(checkpoint.status(), living->get());
+  if (!checkpoint.ok()) return done(checkpoint.status());
+  RestoreOf(run_id, *checkpoint, {.only = number, .payer = payer}, std::move(done));
+}
+
+absl::StatusOr<CheckpointReader> RunRegistry::OpenOfStep(const std::string& run_id, uint64_t step,
+                                                         uint64_t* number) const {
   ASSIGN_OR_RETURN(const std::vector<std::string> run_ids, options_.storage->RunIds());
   if (std::find(run_ids.begin(), run_ids.end(), run_id) == run_ids.end()) {
     return absl::NotFoundError(absl::StrCat("no run '", run_id, "' is on the disk"));
@@ -270,35 +278,41 @@ absl::StatusOr<RunRegistry::Restored> RunRegistry::RestoreNow(const std::string&
     return absl::FailedPreconditionError(
         absl::StrCat("run '", run_id, "' has no checkpoint of step ", step, "; ", StepsIn(entries)));
   }
-  const auto living = Find(run_id);
-  auto opened = CheckpointReader::Open(options_.storage->fs(), folder->PathOf(*entry));
-  if (living.ok()) CountDamage(opened.status(), living->get());
-  ASSIGN_OR_RETURN(const CheckpointReader checkpoint, std::move(opened));
-  return RestoreOf(run_id, checkpoint, {.only = entry->place.number, .payer = payer});
+  *number = entry->place.number;
+  return CheckpointReader::Open(options_.storage->fs(), folder->PathOf(*entry));
 }
 
-absl::StatusOr<RunRegistry::Restored> RunRegistry::RestoreOf(const std::string& run_id,
-                                                             const CheckpointReader& checkpoint, const Origin& origin) {
+void RunRegistry::RestoreOf(const std::string& run_id, const CheckpointReader& checkpoint, Origin origin,
+                            RewindDone done) {
   const uint64_t step = checkpoint.manifest().step();
   const auto living = Find(run_id);
   if (living.ok() && (*living)->Status().state != RunState::kFailed) {
-    RETURN_IF_ERROR(RestoreLiving(checkpoint, living->get()));
-    return Restored{.run = *living, .step = step, .lived = true};
+    const auto status = std::make_shared<absl::Status>();
+    return WorkAside(
+        run_id, [this, checkpoint, run = *living, status] { *status = RestoreLiving(checkpoint, run.get()); },
+        [this, run = *living, step, status, done = std::move(done)]() mutable {
+          if (!status->ok()) return done(*status);
+          MakeNewest({.run = std::move(run), .step = step, .lived = true}, std::move(done));
+        });
   }
-  ASSIGN_OR_RETURN(CreateRequest request, RequestOf(checkpoint));
-  request.payer = origin.payer;
-  ASSIGN_OR_RETURN(const Created created, CreateNow(std::move(request), origin));
-  created.run->ForgetJournal();
-  return Restored{.run = created.run, .step = step};
+  absl::StatusOr<CreateRequest> request = RequestOf(checkpoint);
+  if (!request.ok()) return done(request.status());
+  request->payer = origin.payer;
+  MakeAside(*std::move(request), std::move(origin),
+            [this, step, done = std::move(done)](absl::StatusOr<Created> created) mutable {
+              if (!created.ok()) return done(created.status());
+              created->run->ForgetJournal();
+              MakeNewest({.run = std::move(created->run), .step = step}, std::move(done));
+            });
 }
 
 // The run's state is one of the past: it is written again, so that it is what a restart finds, whatever came after it.
-void RunRegistry::MakeNewest(absl::StatusOr<Restored> restored, RewindDone done) {
-  if (!restored.ok()) return done(restored.status());
-  Run* const run = restored->run.get();
-  run->CheckpointAnew([this, restored = *std::move(restored),
+void RunRegistry::MakeNewest(Restored restored, RewindDone done) {
+  Run* const run = restored.run.get();
+  run->CheckpointAnew([this, restored = std::move(restored),
                        done = std::move(done)](const absl::StatusOr<CheckpointWritten>& written) mutable {
-    strand_.Post([this, restored = std::move(restored), done = std::move(done), why = written.status()]() mutable {
+    const std::string run_id = restored.run->spec().run_id;
+    InTurn(run_id, [this, restored = std::move(restored), done = std::move(done), why = written.status()]() mutable {
       if (why.ok()) return done(EndRestore(restored));
       done(
           absl::Status(why.code(), absl::StrCat("the run is restored in memory, and a restart of the daemon would undo "
