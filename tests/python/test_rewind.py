@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import ballast
 from ballast import _core
 from daemon import Daemon
-from models import layered, perceptron, same_bits, spirals, until, weights_of
+from models import layered, losses_of, perceptron, same_bits, spirals, until, weights_of
 from proxy import Proxy
 from following import KEPT, AdamW, Training
 from side_by_side import side_by_side
@@ -84,6 +84,23 @@ def test_it_is_raised_from_whatever_is_under_way(adamw: AdamW, admin: _core.Clie
     optimizer.step()
     assert optimizer.last_result is not None and optimizer.last_result.step == 2
     assert optimizer.run_status()["rewinds"] == 2
+
+
+def test_one_before_the_first_gradient_is_followed_whatever_was_pulled_since(
+    adamw: AdamW, admin: _core.Client, run: str
+) -> None:
+    model = perceptron(seed=1)
+    with adamw(model.named_parameters(), **KEPT) as before:
+        losses_of(model, before, 4)
+    model = perceptron(seed=2)
+    optimizer = adamw(model.named_parameters(), **KEPT)
+    optimizer.connect()
+    admin.rewind(run, 3, None, "operator")
+    optimizer.pull()  # of step 3, by a trainer that was told of step 4
+    with pytest.raises(ballast.RunRewound, match="step 3"):
+        losses_of(model, optimizer, 1)
+    losses_of(model, optimizer, 1)
+    assert optimizer.last_result.step == 4
 
 
 def test_a_rewind_whose_answer_is_lost_is_not_made_twice(

@@ -351,6 +351,7 @@ class Weights:
             if ours == theirs:
                 continue
             if binding.served_digest() != served:
+                self.check_current()  # by what weights='server' has pulled since, they are those of a rewind
                 raise Rejected(
                     f"the weights of '{binding.name}' differ from those of run '{self._rank.run}' at step "
                     f"{self._client.step - 1}: digest {ours:016x} here, {theirs:016x} there. Take the daemon's with "
