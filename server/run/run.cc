@@ -313,10 +313,7 @@ absl::Status Run::BeingAmended() const {
   return absl::UnavailableError(absl::StrCat("run '", spec_.run_id, "' is being amended (AmendRun); ask again"));
 }
 
-absl::Status Run::Gone() const {
-  if (!amended_.ok()) return amended_;
-  return failure_.ok() ? Ended(spec_) : failure_;
-}
+absl::Status Run::Gone() const { return gone_.ok() ? Ended(spec_) : gone_; }
 
 void Run::Dismiss(const absl::Status& why) {
   driver_->End(why);
@@ -325,6 +322,7 @@ void Run::Dismiss(const absl::Status& why) {
   if (followers_ != nullptr) followers_->End(why);
   if (loader_ != nullptr) loader_->End(why);
   closed_ = true;
+  gone_.Update(why);
 }
 
 void Run::Fail(absl::Status why) {
@@ -385,7 +383,7 @@ std::unique_ptr<ParameterStore> Run::EndNow(uint64_t* freed) {
   driver_.reset();
   followers_.reset();
   if (metrics_ != nullptr) metrics_->OnRanks(0, spec_.ranks);
-  if (!amended_.ok()) metrics_->OnReplaced();
+  if (amended_) metrics_->OnReplaced();
   return std::move(store_);
 }
 

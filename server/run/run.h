@@ -245,7 +245,8 @@ class Run final : public VersionSource {
   bool closed_ = false;  // no Attach any more
   bool held_ = false;    // for another run to take its place
   absl::Status failure_ = absl::OkStatus();
-  absl::Status amended_ = absl::OkStatus();        // once another run has taken its place: what latecomers are told
+  absl::Status gone_ = absl::OkStatus();           // once nobody may attach any more: why, which latecomers are told
+  bool amended_ = false;                           // another run has taken its place
   std::optional<double> unattended_since_s_ = {};  // as in RunStatus
   std::unique_ptr<ParameterStore> store_;
   std::unique_ptr<FollowedSeries> followers_;

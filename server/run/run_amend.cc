@@ -79,8 +79,8 @@ absl::StatusOr<Run::Heritage> Run::HandOver() {
     heritage.steps = driver_->executor().past();
     heritage.status = board_.Read();
     heritage.layers = layers_.names();
-    amended_ = BeingAmended();
-    Dismiss(amended_);
+    amended_ = true;
+    Dismiss(BeingAmended());
   });
   RETURN_IF_ERROR(status);
   uint64_t freed = 0;

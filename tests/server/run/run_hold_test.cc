@@ -124,6 +124,18 @@ TEST_F(RunHoldTest, OneThatIsNoLongerWantedLeavesTheRunItsMetrics) {
   EXPECT_TRUE(Hold().ok());
 }
 
+// A daemon that is stopped ends its runs: they are there again at the next one.
+TEST_F(RunHoldTest, WhoComesAfterTheEndIsToldWhyItCame) {
+  run_->End(absl::UnavailableError("the daemon is shutting down"));
+  const auto attached = Await<absl::StatusOr<ballast::Run::AttachReply>>([&](auto done) {
+    run_->Attach({.fresh = SessionId{kSession}},
+                 [done = std::move(done)](auto reply, double) mutable { done(std::move(reply)); });
+  });
+  for (const absl::Status& refused : {attached.status(), Hold(), BeginLoad(false), Rewind()}) {
+    EXPECT_EQ(refused, absl::UnavailableError("the daemon is shutting down"));
+  }
+}
+
 TEST_F(RunHoldTest, ASessionThatIsOverHoldsNothing) {
   Load();
   const auto hold = [&](auto done) { run_->Hold(SessionId{kSession + 1}, std::move(done)); };
