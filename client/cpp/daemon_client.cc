@@ -216,9 +216,14 @@ absl::StatusOr<v1::RestoreResponse> DaemonClient::Restore(const std::string& run
   request.set_from(from);
   request.set_run_id(run_id);
   request.set_step(step);
-  auto response = Call(connection_->admin(), &v1::AdminService::Stub::Restore, request, Connection::kStorageTimeout);
-  if (response.ok() && stream_ && run_id_ == run_id) stream_->AwaitEnd(kTellTimeout);
-  return response;
+  // The run may be being written, which takes as long as it is large. An answer that is lost is not asked for again.
+  Retry retry(*connection_, absl::StrCat("restoring run '", run_id, "'"), {.step = Connection::kStorageTimeout});
+  for (;;) {
+    auto response = Call(connection_->admin(), &v1::AdminService::Stub::Restore, request, Connection::kStorageTimeout);
+    if (!response.ok() && RetryAfter(response.status()) && retry.Again(response.status())) continue;
+    if (response.ok() && stream_ && run_id_ == run_id) stream_->AwaitEnd(kTellTimeout);
+    return response;
+  }
 }
 
 absl::StatusOr<Attachment> DaemonClient::Attach(const AttachOptions& options) {

@@ -8,6 +8,7 @@
 #include "absl/synchronization/notification.h"
 
 #include "server/base/clock.h"
+#include "server/base/retry_after.h"
 #include "server/base/status_macros.h"
 #include "server/metrics/metric_table.h"
 #include "server/plan/plan.h"
@@ -16,6 +17,9 @@
 
 namespace ballast {
 namespace {
+
+// When a restore may be asked for again that found the run being written.
+constexpr double kAskAgainS = 0.2;
 
 // The same updates have been made as when the journal was written.
 absl::Status CheckCounts(const ParameterStore& store, const std::vector<ParameterStore::UpdateCount>& wanted) {
@@ -85,8 +89,9 @@ absl::StatusOr<RunFigures> Run::Bring(const CheckpointReader& checkpoint, const 
   });
   if (ring == nullptr) return Gone();
   if (!id) {
-    return absl::UnavailableError(
-        absl::StrCat("run '", spec_.run_id, "' is being written to the disk: ask again when that is done"));
+    return WithRetryAfter(absl::UnavailableError(absl::StrCat(
+                              "run '", spec_.run_id, "' is being written to the disk: ask again when that is done")),
+                          kAskAgainS);
   }
   // Copies of a snapshot that had that place, and was dropped, may still be under way.
   store_->WaitIdle();

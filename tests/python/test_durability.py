@@ -8,6 +8,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ import torch
 import ballast
 from ballast import _core
 from daemon import ROOT, Daemon
-from models import layered
+from durable import ctl
+from models import layered, until
 
 RUN = "durable"
 STEPS = 12
@@ -180,6 +182,24 @@ def test_a_rewind_is_not_undone_by_a_crash(folder: Path) -> None:
     assert [path.name for path in (folder / "runs" / RUN).glob("discarded-*")]
     with Daemon(storage=folder) as daemon, status_of(daemon) as status:
         assert status["step"] == 4
+
+
+def test_a_restore_waits_for_the_checkpoint_that_is_being_written(folder: Path) -> None:
+    last = 3
+    with Daemon(storage=folder) as daemon:
+        train(daemon.server, last)
+        daemon.drain()
+    with Daemon(storage=folder, flags=["--storage.bytes_per_second=32KiB"]) as slow, ThreadPoolExecutor() as pool:
+        optimizer = train(slow.server, last + 1, leaves=False)
+        writing = pool.submit(optimizer.checkpoint)
+        until(lambda: optimizer.run_status().durability["writing"])
+        restored = ctl("restore", RUN, "--step", last, server=slow.server)
+        assert restored.returncode == 0, restored.stderr
+        assert writing.result() == last + 1
+        with pytest.raises(ballast.RunRewound, match=f"step {last}"):
+            optimizer.wait()
+            optimizer.checkpoint()
+        optimizer.close()
 
 
 @pytest.mark.parametrize("durability", ["checkpoint", "journal_sync"])
