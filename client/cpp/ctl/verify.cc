@@ -4,6 +4,8 @@
 #include <google/protobuf/struct.pb.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <system_error>
 
 #include "absl/strings/str_cat.h"
 
@@ -32,16 +34,29 @@ Verdict Examine(const std::string& folder) {
   return verdict;
 }
 
-int PrintAsJson(const Invocation& invocation, const std::vector<Verdict>& verdicts) {
+// The daemon retires and sets aside checkpoints while they are read here.
+bool IsGone(const std::string& folder) {
+  std::error_code error;
+  return !std::filesystem::exists(std::filesystem::symlink_status(folder, error));
+}
+
+struct Findings {
+  std::vector<Verdict> verdicts;
+  std::vector<std::string> notes;
+};
+
+int PrintAsJson(const Invocation& invocation, const Findings& findings) {
   google::protobuf::Struct answer;
   auto* list = (*answer.mutable_fields())["checkpoints"].mutable_list_value();
-  for (const Verdict& verdict : verdicts) {
+  for (const Verdict& verdict : findings.verdicts) {
     auto& fields = *list->add_values()->mutable_struct_value()->mutable_fields();
     fields["folder"].set_string_value(verdict.folder);
     fields["good"].set_bool_value(verdict.status.ok());
     auto* said = fields["said"].mutable_list_value();
     for (const std::string& line : verdict.said) said->add_values()->set_string_value(line);
   }
+  auto* notes = (*answer.mutable_fields())["notes"].mutable_list_value();
+  for (const std::string& note : findings.notes) notes->add_values()->set_string_value(note);
   return PrintJson(invocation, answer);
 }
 
@@ -49,6 +64,20 @@ void Print(const Verdict& verdict, std::ostream& out) {
   out << verdict.folder << ": " << Word(verdict.status) << "\n";
   for (const std::string& line : verdict.said) out << "  " << line << "\n";
   out.flush();  // the next one may take minutes
+}
+
+Findings ExamineAll(const Invocation& invocation, const std::vector<std::string>& folders) {
+  Findings findings;
+  for (const std::string& folder : folders) {
+    Verdict verdict = Examine(folder);
+    if (!verdict.status.ok() && IsGone(folder)) {
+      findings.notes.push_back(absl::StrCat(folder, " is gone: the daemon has removed it, or given it another name"));
+      continue;
+    }
+    if (!invocation.json) Print(verdict, invocation.out);
+    findings.verdicts.push_back(std::move(verdict));
+  }
+  return findings;
 }
 
 int Verify(const Invocation& invocation) {
@@ -62,14 +91,13 @@ int Verify(const Invocation& invocation) {
                                          "; wanted: the folder of one, of a run, or a daemon's storage.dir")),
         "verify");
   }
-  std::vector<Verdict> verdicts;
-  for (const std::string& folder : *folders) {
-    verdicts.push_back(Examine(folder));
-    if (!invocation.json) Print(verdicts.back(), invocation.out);
-  }
+  const Findings findings = ExamineAll(invocation, *folders);
   if (invocation.json) {
-    if (const int printed = PrintAsJson(invocation, verdicts); printed != kOk) return printed;
+    if (const int printed = PrintAsJson(invocation, findings); printed != kOk) return printed;
+  } else {
+    for (const std::string& note : findings.notes) invocation.out << note << "\n";
   }
+  const auto& verdicts = findings.verdicts;
   const bool good = std::all_of(verdicts.begin(), verdicts.end(), [](const Verdict& v) { return v.status.ok(); });
   return good ? kOk : kRefused;
 }
@@ -83,7 +111,8 @@ Command VerifyCommand() {
       .summary = "check every byte of checkpoints on this machine, without a daemon",
       .details =
           "DIR is the folder of a checkpoint, of a run, or a daemon's storage.dir. What is damaged is named by file\n"
-          "and MiB. Exit code 0: all are good, 1: one is not, 64: DIR holds no checkpoint.\n",
+          "and MiB. One that a daemon retires meanwhile is named, and no damage.\n"
+          "Exit code 0: all are good, 1: one is not, 64: DIR holds no checkpoint.\n",
       .flags = {},
       .run = Verify};
 }

@@ -4,11 +4,13 @@
 
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <sstream>
 
 #include "client/cpp/ctl/command_line.h"
 #include "client/cpp/ctl/run_text.h"
 #include "tests/client/fake_daemon.h"
+#include "tests/server/storage/temporary_folder.h"
 
 namespace ballast::ctl {
 namespace {
@@ -169,6 +171,35 @@ TEST_F(CheckpointCommandsTest, VerifyNamesAFileThatIsDamaged) {
   const Said json = Say({"verify", checkpoint.string(), "--json"}, "127.0.0.1:1");
   EXPECT_EQ(json.code, kRefused);
   EXPECT_THAT(json.out, HasSubstr("\"good\": false"));
+}
+
+// What is done when a line is complete, as by a daemon that goes on meanwhile.
+class Meanwhile : public std::stringbuf {
+ public:
+  explicit Meanwhile(std::function<void()> work) : work_(std::move(work)) {}
+
+ private:
+  int sync() override {
+    work_();
+    return std::stringbuf::sync();
+  }
+  std::function<void()> work_;
+};
+
+TEST_F(CheckpointCommandsTest, OneThatIsRetiredWhileVerifyReadsIsNoDamage) {
+  const ballast::testing::TemporaryFolder temporary;
+  const std::filesystem::path run = temporary.path();
+  for (const char* name : {"000000000001-step-5", "000000000002-step-6"}) {
+    std::filesystem::create_directories(run / name);
+    std::ofstream(run / name / "manifest.json") << "{}";
+  }
+  Meanwhile written([&] { std::filesystem::remove_all(run / "000000000002-step-6"); });
+  std::ostream out(&written);
+  std::ostringstream err;
+  Main(
+      {"verify", run.string()}, [](const std::string&) { return std::nullopt; }, out, err);
+  EXPECT_THAT(written.str(), AllOf(HasSubstr("000000000001-step-5: damaged"), Not(HasSubstr("step-6: damaged")),
+                                   HasSubstr("000000000002-step-6 is gone: the daemon has removed it")));
 }
 
 }  // namespace
