@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -70,6 +71,38 @@ void RemoveLeftParts(const fs::path& folder) {
   }
 }
 
+// Ctrl-C, or a supervisor's SIGTERM, that comes meanwhile takes the part along; then the process ends by it as it would.
+// A signal that is ignored, as under nohup, stays so. One at a time in a process.
+class RemovedBySignals {
+ public:
+  explicit RemovedBySignals(const fs::path& part) {
+    if (part.native().size() >= sizeof part_) return;
+    std::strcpy(part_, part.c_str());
+    struct sigaction removing {};
+    removing.sa_handler = [](int signal) {
+      unlink(part_);
+      raise(signal);
+    };
+    removing.sa_flags = static_cast<int>(SA_RESETHAND);
+    for (size_t i = 0; i < std::size(kSignals); ++i) {
+      sigaction(kSignals[i], nullptr, &before_[i]);
+      if (before_[i].sa_handler == SIG_DFL) sigaction(kSignals[i], &removing, nullptr);
+    }
+    installed_ = true;
+  }
+  ~RemovedBySignals() {
+    for (size_t i = 0; installed_ && i < std::size(kSignals); ++i) sigaction(kSignals[i], &before_[i], nullptr);
+  }
+  RemovedBySignals(const RemovedBySignals&) = delete;
+  RemovedBySignals& operator=(const RemovedBySignals&) = delete;
+
+ private:
+  static constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP};
+  static inline char part_[4096];
+  struct sigaction before_[std::size(kSignals)] = {};
+  bool installed_ = false;
+};
+
 }  // namespace
 
 absl::StatusOr<FollowedFiles> FollowedFiles::Open(const std::string& folder, const std::string& run, Kept kept) {
@@ -131,6 +164,7 @@ absl::StatusOr<fs::path> FollowedFiles::Write(const Subscriber& subscriber, cons
 
 absl::Status FollowedFiles::Put(const VersionFile& file, const fs::path& path) const {
   const fs::path part = folder_ / absl::StrCat(".", path.stem().string(), ".", getpid(), kPart);
+  const RemovedBySignals removed_by_signals(part);
   const int fd = open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (fd < 0) return Unwritable(part, std::strerror(errno));
   flock(fd, LOCK_EX | LOCK_NB);  // where there are no locks, a part that is left stays

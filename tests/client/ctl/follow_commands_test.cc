@@ -1,6 +1,7 @@
 // What ballastctl makes of a run that it follows, and of the files that come of it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/file.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -14,6 +15,7 @@
 #include "proto/checkpoint/safetensors_header.h"
 
 #include "client/cpp/ctl/command_line.h"
+#include "client/cpp/ctl/followed_files.h"
 #include "client/cpp/ctl/safetensors_file.h"
 #include "tests/client/follow/fake_follow_service.h"
 #include "tests/server/storage/temporary_folder.h"
@@ -143,6 +145,51 @@ TEST_F(FollowCommandsTest, PartsThatAnEndedProcessLeftAreRemoved) {
   EXPECT_THAT(Files(), UnorderedElementsAre(absl::StrCat(".step-3.changes.", gone, ".part"),
                                             absl::StrCat(".step-3.", getppid(), ".part"), ".step-3.text.part",
                                             "step-7.safetensors"));
+}
+
+// A subscriber of one tensor, in whose reading the process is sent a signal.
+class SignalledReader : public Subscriber {
+ public:
+  explicit SignalledReader(int signal) : signal_(signal) {
+    v1::TensorSpec& tensor = *spec_.add_tensors();
+    tensor.set_name("w");
+    tensor.set_dtype("fp32");
+    tensor.add_shape(2);
+  }
+  absl::StatusOr<std::optional<FollowedVersion>> Next(double) override { return std::nullopt; }
+  bool Await(double) override { return false; }
+  const v1::RunSpec& spec() const override { return spec_; }
+  bool readable() const override { return true; }
+  absl::StatusOr<FollowedTensor> Served(uint32_t) const override { return FollowedTensor{}; }
+  absl::Status Read(uint32_t, absl::Span<std::byte>) const override {
+    raise(signal_);
+    return absl::OkStatus();
+  }
+  absl::StatusOr<uint64_t> CountChanged(uint32_t) const override { return 0; }
+  absl::Status ReadChanged(uint32_t, absl::Span<int64_t>, absl::Span<std::byte>) const override {
+    return absl::OkStatus();
+  }
+  absl::Status Rollback(const std::string&) override { return absl::OkStatus(); }
+  void Resume() override {}
+  void Close() override {}
+
+ private:
+  const int signal_;
+  v1::RunSpec spec_;
+};
+
+TEST_F(FollowCommandsTest, ASignalInTheMiddleOfAFileLeavesNoPartOfIt) {
+  for (const int signal : {SIGINT, SIGTERM}) {
+    const pid_t child = fork();
+    if (child == 0) {
+      auto files = FollowedFiles::Open(folder_.string(), "r", {});
+      _exit(files.ok() && files->Write(SignalledReader(signal), {.step = 1}).ok() ? 0 : 1);
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == signal) << status;
+    EXPECT_THAT(Files(), ::testing::IsEmpty());
+  }
 }
 
 TEST_F(FollowCommandsTest, FilesOfChangesMakeEachVersionOfTheOneBefore) {
