@@ -81,8 +81,9 @@ class Fs {
   // The names in the folder are on the disk.
   virtual absl::Status SyncFolder(const std::string& path) = 0;
   virtual absl::StatusOr<Space> SpaceOf(const std::string& path) = 0;
-  // Held by one process at a time, until the lock or the process is gone; made if it is not there. UNAVAILABLE:
-  // another process, which is named if it is known, holds it.
+  // Held by one process at a time, until the lock or the process is gone; made if it is not there. So is the folder that
+  // it lies in, for the file may be removed meanwhile. UNAVAILABLE: another process, which is named if it is known, holds
+  // one of them.
   virtual absl::StatusOr<std::unique_ptr<FolderLock>> Lock(const std::string& path) = 0;
 };
 

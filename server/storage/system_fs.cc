@@ -178,11 +178,23 @@ class SystemInputFile final : public InputFile {
 
 class SystemLock final : public FolderLock {
  public:
-  explicit SystemLock(Descriptor fd) : fd_(std::move(fd)) {}
+  SystemLock(Descriptor file, Descriptor folder) : file_(std::move(file)), folder_(std::move(folder)) {}
 
  private:
-  const Descriptor fd_;
+  const Descriptor file_, folder_;
 };
+
+// The folder that the file lies in is locked as well, for the file may have been removed under the daemon that has it. Not
+// every file system, NFS for one, locks folders: there the file's lock stands alone.
+absl::StatusOr<Descriptor> LockFolderOf(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  const std::string folder = slash == std::string::npos ? "." : path.substr(0, std::max<size_t>(slash, 1));
+  Descriptor fd(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (fd.get() < 0) return Failure("open the folder", folder, errno);
+  if (flock(fd.get(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return fd;
+  return absl::UnavailableError(absl::StrCat(folder, " is held by another daemon, whose ", path.substr(slash + 1),
+                                             " was removed; stop it, or give each its own folder"));
+}
 
 // Adds the entry, unless somebody has removed it in the meantime. 0, or the error.
 int AddEntry(int folder, const char* name, std::vector<Fs::Entry>* entries) {
@@ -279,10 +291,11 @@ absl::StatusOr<std::unique_ptr<FolderLock>> System::Lock(const std::string& path
                                                got > 0 ? absl::StrCat(", process ", owner) : std::string(),
                                                "; stop it, or give each its own folder"));
   }
+  ASSIGN_OR_RETURN(Descriptor folder, LockFolderOf(path));
   const int length = std::snprintf(owner, sizeof owner, "%d", static_cast<int>(getpid()));
   // For people: nothing depends on it.
   if (ftruncate(fd.get(), 0) == 0) (void)!pwrite(fd.get(), owner, static_cast<size_t>(length), 0);
-  return std::make_unique<SystemLock>(std::move(fd));
+  return std::make_unique<SystemLock>(std::move(fd), std::move(folder));
 }
 
 }  // namespace

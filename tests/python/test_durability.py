@@ -279,6 +279,28 @@ def test_two_daemons_do_not_share_a_folder(folder: Path) -> None:
             Daemon(storage=folder)
 
 
+def test_nor_do_they_where_the_lock_was_removed_under_the_first(folder: Path, tmp_path: Path) -> None:
+    with Daemon(storage=folder):
+        (folder / "ballast.lock").unlink()
+        with pytest.raises(RuntimeError, match="did not start"):
+            Daemon(storage=folder, log=tmp_path / "log")
+    assert f"{folder} is held by another daemon, whose ballast.lock was removed" in (tmp_path / "log").read_text()
+    with Daemon(storage=folder):  # once the first is gone
+        pass
+
+
+def test_a_run_whose_folder_was_removed_is_written_anew(folder: Path) -> None:
+    with Daemon(storage=folder) as daemon:
+        optimizer = train(daemon.server, 3, leaves=False)
+        assert optimizer.checkpoint() == 3
+        shutil.rmtree(folder / "runs" / RUN)
+        optimizer.close()
+        train(daemon.server, 4)
+        daemon.drain()
+    with Daemon(storage=folder) as daemon, status_of(daemon) as status:
+        assert status["step"] == 4
+
+
 def test_what_was_not_published_goes_and_what_is_of_others_stays(folder: Path) -> None:
     with Daemon(storage=folder) as daemon:
         train(daemon.server, 2)

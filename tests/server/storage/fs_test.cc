@@ -269,7 +269,8 @@ TEST_P(FsTest, ALockIsHeldOnceUntilItIsGone) {
   auto lock = fs_->Lock(In("lock"));
   ASSERT_TRUE(lock.ok()) << lock.status();
   ExpectError(fs_->Lock(In("lock")).status(), kUnavailable, In("lock"));
-  EXPECT_TRUE(fs_->Lock(In("other")).ok());
+  EXPECT_EQ(fs_->Lock(In("other")).status().code(), kUnavailable)
+      << "the folder is locked, whatever became of the file";
   lock->reset();
   EXPECT_TRUE(fs_->Lock(In("lock")).ok());
   EXPECT_THAT(Names(dir_), ElementsAre("lock", "other"));

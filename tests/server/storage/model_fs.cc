@@ -18,7 +18,7 @@ namespace ballast {
 
 struct ModelFs::Locks {
   absl::Mutex mu;
-  std::set<std::string> held ABSL_GUARDED_BY(mu);
+  std::set<std::string> held ABSL_GUARDED_BY(mu);  // folders
 };
 
 namespace {
@@ -324,11 +324,12 @@ absl::StatusOr<std::unique_ptr<FolderLock>> ModelFs::Lock(const std::string& pat
     return ModelError("lock", path, absl::FailedPreconditionError("it is a folder"));
   }
   absl::MutexLock locks(&locks_->mu);
-  if (!locks_->held.insert(path).second)
+  const std::string folder = ModelFolderOf(path);
+  if (!locks_->held.insert(folder).second)
     return absl::UnavailableError(absl::StrCat(path, " is held by another daemon"));
-  return std::make_unique<ModelLock>([locks = locks_, path] {
+  return std::make_unique<ModelLock>([locks = locks_, folder] {
     absl::MutexLock release(&locks->mu);
-    locks->held.erase(path);
+    locks->held.erase(folder);
   });
 }
 
