@@ -12,6 +12,7 @@
 #include "proto/checkpoint/manifest.h"
 
 #include "server/base/failpoint.h"
+#include "server/base/log.h"
 #include "server/base/status_macros.h"
 #include "server/storage/journal_files.h"
 #include "server/storage/tag_files.h"
@@ -110,7 +111,9 @@ absl::StatusOr<std::vector<CheckpointEntry>> RunFolder::List() const {
 }
 
 absl::StatusOr<uint64_t> RunFolder::NextNumber() const {
-  ASSIGN_OR_RETURN(const std::vector<CheckpointEntry> entries, List());
+  const auto listed = List();
+  if (absl::IsNotFound(listed.status())) return 1;  // somebody has removed it, and Begin makes it anew
+  ASSIGN_OR_RETURN(const std::vector<CheckpointEntry> entries, listed);
   if (entries.empty()) return 1;
   if (entries.back().place.number == std::numeric_limits<uint64_t>::max()) {
     return absl::FailedPreconditionError(
@@ -123,7 +126,14 @@ absl::StatusOr<uint64_t> RunFolder::NextNumber() const {
 
 absl::StatusOr<std::string> RunFolder::Begin(const CheckpointPlace& place) {
   const std::string path = absl::StrCat(path_, "/", NameIn(CheckpointState::kWriting, place));
-  RETURN_IF_ERROR(fs_->MakeFolder(path));
+  absl::Status made = fs_->MakeFolder(path);
+  if (absl::IsNotFound(made)) {
+    Log(LogLevel::kWarn, "storage", "the folder of a run was removed under it, and is made anew", {{"path", path_}});
+    RETURN_IF_ERROR(fs_->MakeFolder(path_));
+    RETURN_IF_ERROR(fs_->SyncFolder(runs_));
+    made = fs_->MakeFolder(path);
+  }
+  RETURN_IF_ERROR(made);
   return path;
 }
 

@@ -55,7 +55,8 @@ class RunFolder {
   // A number higher than all that are there.
   absl::StatusOr<uint64_t> NextNumber() const;
 
-  // An empty folder to write the checkpoint's files to.
+  // An empty folder to write the checkpoint's files to. The run's own is made anew where somebody has removed it: the run
+  // lives, and what is in it counts from then on.
   absl::StatusOr<std::string> Begin(const CheckpointPlace& place);
   // All files are written and synced.
   absl::Status Publish(const CheckpointPlace& place);

@@ -54,6 +54,20 @@ TEST(RunFolderTest, StepsThatWereUndoneAreSetAsideAndGoWithTheOldest) {
   EXPECT_THAT(names, ::testing::ElementsAre("000000000003-step-15", "000000000004-step-18"));
 }
 
+TEST(RunFolderTest, OneThatWasRemovedUnderItsRunIsMadeAnew) {
+  ModelFs fs;
+  MakeRoot(&fs);
+  ASSERT_TRUE(fs.MakeFolder("/d/runs").ok());
+  auto folder = RunFolder::Open(&fs, "/d/runs", "r");
+  ASSERT_TRUE(folder.ok());
+  ASSERT_TRUE(fs.RemoveFolder("/d/runs/r").ok());
+  const CheckpointPlace place{.number = folder->NextNumber().value_or(0), .step = 10};
+  EXPECT_EQ(place.number, 1u);
+  ASSERT_TRUE(folder->Begin(place).ok());
+  ASSERT_TRUE(folder->Publish(place).ok());
+  EXPECT_EQ(folder->List()->back().name, "000000000001-step-10");
+}
+
 TEST(RunFolderTest, NoNumberComesAfterTheLargest) {
   ModelFs fs;
   MakeRoot(&fs);
