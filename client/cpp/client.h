@@ -178,9 +178,10 @@ struct StepEndValues {
   // What the gradients' conversion to what they are sent in has cost, where that was counted: shares, from 0 to 1, of the
   // elements that were not 0 and became so, and that were finite and became infinite. For metrics.
   std::optional<double> gradient_flushed = {}, gradient_overflowed = {};
-  // Of a part of a run: StepEnd.whole and .checkpoint. For the client of the whole run.
+  // Of a part of a run: StepEnd.whole, .checkpoint and .kept_step. For the client of the whole run.
   std::optional<v1::WholeMeasure> whole = {};
   bool checkpoint = false;
+  uint64_t kept_step = 0;
 };
 constexpr uint64_t kMostClientStateBytes = 1 << 20;
 

@@ -317,6 +317,7 @@ v1::CheckpointedRun FromCheckpointed(const RunSpec& spec, const RunFigures& figu
     average->set_steps(norm.steps);
   }
   *out.mutable_result() = FromResult(memory.result, spec);
+  out.mutable_result()->clear_checkpoint_step();  // of this disk, not of the run
   *out.mutable_record() = FromRecord(memory.result, spec);
   out.set_stopped(memory.stopped);
   for (const auto& state : memory.client_states) {

@@ -147,6 +147,7 @@ v1::StepResult FromResult(const StepRecord& closed, const RunSpec& spec) {
   result.set_nonfinite_tensors(closed.nonfinite_tensors);
   result.set_rejected_blocks(closed.rejected_blocks);
   result.set_durable_step(closed.durable_step);
+  result.set_checkpoint_step(closed.checkpoint_step);
   if (closed.rejected_blocks > 0) {
     result.add_warnings(absl::StrCat(closed.rejected_blocks, " blocks of 32 elements in ", closed.nonfinite_tensors,
                                      " tensors kept their old contents: their gradient was not finite or too large"));

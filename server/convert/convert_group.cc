@@ -185,6 +185,7 @@ absl::Status TakeWhole(const v1::StepEnd& end, const RunSpec& spec, message::Ste
         "with it in the staged steps of a part, unless they are discarded, and else without"));
   }
   made->checkpoint = end.checkpoint();
+  made->kept_step = end.kept_step();
   if (!wanted) return absl::OkStatus();
   const v1::WholeMeasure& whole = end.whole();
   if (std::isnan(whole.grad_norm()) || whole.grad_norm() < 0) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "server/base/clock.h"
@@ -84,7 +85,8 @@ void Checkpointer::OnSaved(uint64_t snapshot, bool saved) {
                  .content = [source = std::move(source)] { return MakeContent(source); },
                  .cancelled = writing_->cancelled,
                  .retain = environment_.spec->checkpoints->retain,
-                 .replaces = writing_->replaces},
+                 .replaces = writing_->replaces,
+                 .spares = environment_.spec->part ? std::optional(kept_step_) : std::nullopt},
                 [this](absl::StatusOr<CheckpointWritten> written) {
                   PostFromWriter([this, written = std::move(written)]() mutable { OnWritten(std::move(written)); });
                 });
@@ -130,6 +132,7 @@ void Checkpointer::Ask(CheckpointTrigger trigger, Done done) {
 void Checkpointer::OnRewound(uint64_t to_step) {
   if (!ended_.ok()) return;
   if (writing_ && writing_->step > to_step) *writing_->cancelled = true;
+  if (kept_step_ > to_step) kept_step_ = 0;
   if (undone_) undone_->after_step = std::min(undone_->after_step, to_step);
   if (aside_.ok() && durable_step_ <= to_step && (!writing_ || writing_->step <= to_step)) return;
   aside_ = absl::OkStatus();

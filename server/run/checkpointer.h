@@ -94,6 +94,10 @@ class Checkpointer {
   void set_closed(uint64_t closed) { closed_ = closed; }
   // One is to be begun as soon as it can be.
   void Want() { wanted_ = true; }
+  // In a part of a run: the checkpoint of this step, which all parts have, stays until another is named.
+  void Keep(uint64_t step) { kept_step_ = step; }
+  // Of the newest checkpoint; 0: there is none, or it is not known.
+  uint64_t checkpoint_step() const { return last_.place.step == durable_step_ ? durable_step_ : 0; }
   // The state is no longer what the last closed step left.
   void OnReplaced() { replaced_ = true; }
   // No checkpoint of a later step is to come back. What is being written of them is given up.
@@ -155,6 +159,7 @@ class Checkpointer {
   std::vector<Done> asked_;
   CheckpointTrigger trigger_ = CheckpointTrigger::kInterval;  // of asked_
   bool replaced_ = false;
+  uint64_t kept_step_ = 0;
   bool wanted_ = false;
   uint64_t closed_ = 0, durable_step_ = 0, begun_step_ = 0;
   CheckpointWritten last_;  // that is durable_step_'s, if its step says so

@@ -60,6 +60,7 @@ struct StepEnd {
   std::optional<double> gradient_flushed = {}, gradient_overflowed = {};
   std::optional<GradientFindings> whole = {};  // of all parts of the run
   bool checkpoint = false;                     // is due after the step
+  uint64_t kept_step = 0;                      // of a checkpoint that all parts have, and which stays
 };
 // What the edge refused; it ends the stream when its turn comes.
 struct Bad {

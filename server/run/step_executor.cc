@@ -276,6 +276,7 @@ StepRecord StepExecutor::RecordOf(const effect::Close& e) {
                     .learning_rate = HyperOf(spec_->groups[0], settings_.hyper[0], "lr").value_or(0),
                     .clip_coefficient = settings_.clip};
   record.durable_step = DurableStep();
+  if (checkpointer_ != nullptr) record.checkpoint_step = checkpointer_->checkpoint_step();
   updater_.statistics().Complete(&record);
   if (spec_->staged && e.outcome != Outcome::kApplied && !judge_.measured()) {  // perhaps of some tensors
     record.grad_norm = 0;

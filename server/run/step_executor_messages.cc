@@ -84,6 +84,7 @@ absl::Status StepExecutor::Take(uint32_t rank, message::StepEnd& m) {
     settings_.max_grad_norm = m.max_grad_norm;
     settings_.whole = std::move(m.whole);
     settings_.checkpoint = settings_.checkpoint || m.checkpoint;
+    if (checkpointer_ != nullptr && m.kept_step > 0) checkpointer_->Keep(m.kept_step);
     if (!again) reporter_.OnRankEnded(rank, settings_.RanksOf(machine_.world()));
     reporter_.OnConverted(m.gradient_flushed, m.gradient_overflowed);
   }

@@ -23,6 +23,7 @@ struct StepRecord {
   bool discarded() const { return reason == kDiscarded; }
   std::vector<uint32_t> not_applied = {};  // tensors whose weights did not change; not in the history
   std::vector<uint32_t> left_out = {};     // ranks
+  uint64_t checkpoint_step = 0;            // of the newest checkpoint on the disk when this one closed; 0: none
   uint64_t durable_step = 0;               // the last that survived a crash of the daemon when this one closed; 0: none
 
   double closed_at_s = 0;                       // Unix time

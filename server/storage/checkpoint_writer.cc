@@ -88,7 +88,7 @@ absl::StatusOr<CheckpointWritten> CheckpointWriter::WriteNow(CheckpointOrder* or
   }
   Failpoint("checkpoint.published");
   written.publish_seconds = MonotonicSeconds() - synced_s;
-  written.retained = folder.Retain(order->retain, order->replaces);
+  written.retained = folder.Retain(order->retain, order->replaces, order->spares);
   Failpoint("checkpoint.retained");
   return written;
 }

@@ -15,6 +15,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -45,8 +46,9 @@ struct CheckpointOrder {
   uint64_t step = 0, generation = 0;
   absl::AnyInvocable<CheckpointContent()> content;  // called on the writer's thread
   std::shared_ptr<const std::atomic<bool>> cancelled = std::make_shared<const std::atomic<bool>>(false);
-  uint32_t retain = 2;    // checkpoints, this one included
-  uint64_t replaces = 0;  // the number of one that has the same state, and goes; 0: none
+  uint32_t retain = 2;                  // checkpoints, this one included
+  uint64_t replaces = 0;                // the number of one that has the same state, and goes; 0: none
+  std::optional<uint64_t> spares = {};  // as RunFolder::Retain's
 };
 
 struct CheckpointWritten {

@@ -58,6 +58,17 @@ bool IsCheckpointFile(absl::string_view name) {
   return IsShardName(name);
 }
 
+// The number of the newest that counts of the step, else of the oldest that counts; 0: none does.
+uint64_t SparedOf(const std::vector<CheckpointEntry>& entries, uint64_t replaced, uint64_t step) {
+  uint64_t oldest = 0, spared = 0;
+  for (const CheckpointEntry& entry : entries) {
+    if (entry.state != CheckpointState::kKept || entry.place.number == replaced) continue;
+    if (oldest == 0) oldest = entry.place.number;
+    if (entry.place.step == step) spared = entry.place.number;
+  }
+  return spared > 0 ? spared : oldest;
+}
+
 }  // namespace
 
 std::string NameOf(const CheckpointPlace& place) { return absl::StrFormat("%012d-step-%d", place.number, place.step); }
@@ -215,8 +226,9 @@ absl::Status RunFolder::CleanUp() {
   return first;
 }
 
-absl::Status RunFolder::Retain(uint32_t kept, uint64_t replaced) {
+absl::Status RunFolder::Retain(uint32_t kept, uint64_t replaced, std::optional<uint64_t> spares) {
   ASSIGN_OR_RETURN(const std::vector<CheckpointEntry> entries, List());
+  const uint64_t spared = spares ? SparedOf(entries, replaced, *spares) : 0;
   absl::Status first;
   uint32_t newer = 0;  // that count
   for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry) {
@@ -225,7 +237,7 @@ absl::Status RunFolder::Retain(uint32_t kept, uint64_t replaced) {
     const bool goes = is_replaced || (newer >= kept && (counts || entry->state == CheckpointState::kSetAside));
     // What waits for the command is the newest of the run, so none that goes can come to be used meanwhile.
     const bool used = command_ != nullptr && command_->Uses(PathOf(*entry));
-    if (goes && !used) first.Update(Remove(*entry));
+    if (goes && !used && entry->place.number != spared) first.Update(Remove(*entry));
     if (counts && !is_replaced) ++newer;
   }
   return first;

@@ -72,8 +72,9 @@ class RunFolder {
   // Removes what was not published, and what was being removed.
   absl::Status CleanUp();
   // Removes all but the newest `kept` of those that count, and the one with the number `replaced`, which is none of them;
-  // one that the command runs on goes another time.
-  absl::Status Retain(uint32_t kept, uint64_t replaced = 0);
+  // one that the command runs on goes another time. `spares`: of those that count the newest of this step stays besides, or
+  // where there is none the oldest.
+  absl::Status Retain(uint32_t kept, uint64_t replaced = 0, std::optional<uint64_t> spares = {});
   // The run is no more: its folder is renamed first, so that none of its checkpoints comes back. Nothing may be asked of
   // the folder afterwards. FAILED_PRECONDITION, and nothing is changed: something else is in it.
   absl::Status RemoveAll();

@@ -23,6 +23,7 @@
 #include "client/cpp/client.h"
 #include "client/cpp/daemon_client.h"
 #include "client/cpp/parts/part_placement.h"
+#include "client/cpp/parts/shared_checkpoint.h"
 
 namespace ballast {
 
@@ -198,6 +199,7 @@ class PartsClient final : public Client {
 
   mutable absl::Mutex mu_;
   absl::Status status_ ABSL_GUARDED_BY(mu_);    // why the client failed although its daemons' clients have not
+  SharedCheckpoint shared_checkpoint_;          // likewise
   bool ends_sent_ ABSL_GUARDED_BY(mu_) = true;  // EndStep has reached the daemons' clients
   bool leaving_ ABSL_GUARDED_BY(mu_) = false;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;  // what the thread does is to be given up

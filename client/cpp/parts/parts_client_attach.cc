@@ -149,6 +149,7 @@ Attachment PartsClient::OnAttached(const std::vector<Attachment>& attachments) {
   checkpoint_step_ = durable_step_ = 0;
   return Merge(attachments);
 }
+shared_checkpoint_ = SharedCheckpoint(parts());
 
 Attachment PartsClient::Merge(const std::vector<Attachment>& attachments) const {
   Attachment whole = attachments[0];

@@ -278,6 +278,7 @@ absl::StatusOr<StepResult> PartsClient::EndStaged(Step* step, MeasureFutures* me
 absl::StatusOr<PartsClient::ResultFutures> PartsClient::SendEnds(std::optional<double> loss, StepEndValues values) {
   ResultFutures futures;
   values.checkpoint = CheckpointIsDue();
+  values.kept_step = shared_checkpoint_.newest();
   for (uint32_t part = 0; part < parts(); ++part) {
     if (part == 1) values.client_state.clear();
     futures.push_back(daemons_[part]->EndStep(loss, values));
@@ -309,6 +310,7 @@ absl::StatusOr<StepResult> PartsClient::TakeResults(ResultFutures* futures) {
   }
   std::sort(whole.received.begin(), whole.received.end());
   durable_step_ = whole.result.durable_step();
+  for (uint32_t part = 0; part < parts(); ++part) shared_checkpoint_.Note(part, told[part].checkpoint_step());
   GoBackIfTorn(whole.result, told);
   return whole;
 }

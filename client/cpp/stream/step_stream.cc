@@ -52,13 +52,13 @@ v1::StepEnd MakeEnd(const StepEndValues& values) {
   if (values.gradient_overflowed) end.set_gradient_overflowed(*values.gradient_overflowed);
   if (values.whole) *end.mutable_whole() = *values.whole;
   end.set_checkpoint(values.checkpoint);
+  end.set_kept_step(values.kept_step);
   return end;
 }
 
 absl::Status CheckGroups(const char* call, size_t given, size_t groups) {
   if (given <= groups) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(call, ": got values of ", given, " groups, wanted at most the run's ", groups));
+  return absl::InvalidArgumentError(absl::StrCat(call, ": got values of ", given, " groups, the run has ", groups));
 }
 
 }  // namespace

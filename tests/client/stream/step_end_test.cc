@@ -38,7 +38,7 @@ TEST(StepEndTest, AnEndThatIsTooLargeIsRefusedAndTheStepGoesOn) {
   EXPECT_EQ(large.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(large.status().message()), HasSubstr("1048577 bytes, at most 1048576"));
   const auto many = trainer.client->EndStep({}, {.groups = {{}, {}}}).get();
-  EXPECT_EQ(many.status(), absl::InvalidArgumentError("EndStep: got values of 2 groups, wanted at most the run's 1"));
+  EXPECT_EQ(many.status(), absl::InvalidArgumentError("EndStep: got values of 2 groups, the run has 1"));
   EXPECT_TRUE(trainer.client->EndStep({}).get().ok());
 }
 

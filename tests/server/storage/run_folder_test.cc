@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -52,6 +53,28 @@ TEST(RunFolderTest, StepsThatWereUndoneAreSetAsideAndGoWithTheOldest) {
   std::vector<std::string> names;
   for (const CheckpointEntry& entry : *entries) names.push_back(entry.name);
   EXPECT_THAT(names, ::testing::ElementsAre("000000000003-step-15", "000000000004-step-18"));
+}
+
+TEST(RunFolderTest, TheOneThatIsSparedStaysBesideTheNewest) {
+  ModelFs fs;
+  MakeRoot(&fs);
+  ASSERT_TRUE(WriteSteps(&fs, {10, 20}).ok());
+  auto folder = RunFolder::Open(&fs, "/d/runs", "r");
+  ASSERT_TRUE(folder.ok());
+  const auto steps = [&](std::optional<uint64_t> spares, uint64_t added) {
+    const CheckpointPlace place{.number = *folder->NextNumber(), .step = added};
+    EXPECT_TRUE(folder->Begin(place).ok() && folder->Publish(place).ok() && folder->Retain(2, 0, spares).ok());
+    std::vector<uint64_t> left;
+    const auto entries = folder->List();
+    for (const CheckpointEntry& entry : *entries) left.push_back(entry.place.step);
+    return left;
+  };
+  EXPECT_THAT(steps(20, 30), ::testing::ElementsAre(20, 30));
+  EXPECT_THAT(steps(20, 40), ::testing::ElementsAre(20, 30, 40));
+  EXPECT_THAT(steps(20, 50), ::testing::ElementsAre(20, 40, 50));
+  EXPECT_THAT(steps(0, 60), ::testing::ElementsAre(20, 50, 60)) << "not known: the oldest, which may be the one";
+  EXPECT_THAT(steps(60, 70), ::testing::ElementsAre(60, 70));
+  EXPECT_THAT(steps({}, 80), ::testing::ElementsAre(70, 80));
 }
 
 TEST(RunFolderTest, OneThatWasRemovedUnderItsRunIsMadeAnew) {
