@@ -113,6 +113,19 @@ def test_the_checkpoint_that_all_have_stays_whatever_one_of_them_writes(daemons:
     training.optimizer.close()
 
 
+def test_a_restore_that_one_of_them_cannot_make_is_made_by_none(daemons: Daemons) -> None:
+    training = training_on(daemons.server, **SELDOM)
+    training.steps(4)
+    assert ctl("checkpoint", RUN, server=daemons.each[0].server).returncode == 0
+    training.steps(1)
+    refused = ctl("restore", RUN, "--step", 4, server=daemons.server)
+    assert refused.returncode == 1
+    assert f"{daemons.each[1].server} has no checkpoint of step 4" in refused.stderr
+    training.steps(1)
+    assert training.rewound == []
+    training.optimizer.close()
+
+
 def test_all_come_back_with_new_trainers(daemons: Daemons, tmp_path: Path) -> None:
     options = SYNC | KINDS["staged"]
     wanted = on_one(tmp_path / "alone", **options)

@@ -4,6 +4,7 @@
 #include <set>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
@@ -305,12 +306,31 @@ absl::StatusOr<v1::RewindResponse> PartsClient::Rewind(const v1::RewindRequest& 
   return MergedBack(*rewound);
 }
 
+absl::Status PartsClient::CheckAllHave(const std::string& run_id, uint64_t step) {
+  const auto stored = AskAll<v1::ListCheckpointsResponse>(
+      [&](uint32_t, DaemonClient& daemon) { return daemon.ListCheckpoints(run_id); });
+  if (!stored.ok()) return stored.status();
+  for (uint32_t part = 0; part < parts(); ++part) {
+    const auto& there = (*stored)[part].checkpoints();
+    const auto is = [&](const v1::StoredCheckpoint& one) {
+      return one.step() == step && !absl::StartsWith(one.state(), "damaged");
+    };
+    if (std::any_of(there.begin(), there.end(), is)) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat(names_[part], " has no checkpoint of step ", step, " of run '", run_id,
+                     "', and nothing was changed: restore it to a step of which all of its daemons have one"));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<v1::RestoreResponse> PartsClient::Restore(const std::string& run_id, uint64_t step,
                                                          const std::string& from) {
   if (step == 0) {
     return absl::InvalidArgumentError(
         "Restore of a run on several daemons: name the step, which must be the same on all of them");
   }
+  // One that lacks it would refuse what the others have done by then, and the run would be at two steps.
+  if (auto s = from.empty() ? CheckAllHave(run_id, step) : absl::OkStatus(); !s.ok()) return s;
   auto restored =
       AskAll<v1::RestoreResponse>([&](uint32_t, DaemonClient& daemon) { return daemon.Restore(run_id, step, from); });
   if (!restored.ok()) return restored.status();

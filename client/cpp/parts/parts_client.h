@@ -120,6 +120,8 @@ class PartsClient final : public Client {
   absl::StatusOr<Whole> Look(const std::string& run_id) const;
   absl::StatusOr<PartPlacement> PlaceNew(const v1::RunSpec& spec);
   absl::Status CheckCreated(const std::string& run_id, const std::vector<absl::StatusOr<v1::CreateRunResponse>>& made);
+  // FAILED_PRECONDITION names a daemon that has no checkpoint of the step.
+  absl::Status CheckAllHave(const std::string& run_id, uint64_t step);
   void Undo(const std::string& run_id, const std::vector<absl::StatusOr<v1::CreateRunResponse>>& made);
 
   // --- weights (parts_client_weights.cc)
@@ -151,6 +153,7 @@ class PartsClient final : public Client {
   absl::StatusOr<bool> Align(const AttachOptions& options, std::vector<Attachment>* attachments);
   bool GoBackIfTorn(const Attachment& whole, const std::vector<Attachment>& attachments);
   absl::Status GoBack(const std::string& run_id, uint64_t at_most);
+  absl::Status TakeBack(const std::string& run_id, uint64_t step, const std::vector<v1::RunStatus>& statuses);
   absl::Status NoCommonStep(const std::string& run_id, const std::vector<std::set<uint64_t>>& kept) const;
   absl::Status AwaitAligned(const AttachOptions& options);
   // By part, the steps whose state it has: the last that closed, snapshots, checkpoints.
@@ -196,10 +199,10 @@ class PartsClient final : public Client {
   absl::Time checkpoint_at_ = absl::InfiniteFuture();
   uint64_t checkpoint_step_ = 0;
   uint64_t durable_step_ = 0;
+  SharedCheckpoint shared_checkpoint_;  // likewise
 
   mutable absl::Mutex mu_;
   absl::Status status_ ABSL_GUARDED_BY(mu_);    // why the client failed although its daemons' clients have not
-  SharedCheckpoint shared_checkpoint_;          // likewise
   bool ends_sent_ ABSL_GUARDED_BY(mu_) = true;  // EndStep has reached the daemons' clients
   bool leaving_ ABSL_GUARDED_BY(mu_) = false;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;  // what the thread does is to be given up

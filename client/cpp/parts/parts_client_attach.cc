@@ -20,6 +20,8 @@ namespace {
 constexpr absl::Duration kLookEvery = absl::Milliseconds(200);
 // Each round brings some daemon to another step, and others' rounds may come in between.
 constexpr int kMostRounds = 20;
+// How often what there is to go back to is looked for: it may be retired before a daemon is told.
+constexpr int kMostLooks = 5;
 // How soon a part is asked again that finishes a step without this rank.
 constexpr absl::Duration kFinishing = absl::Milliseconds(100);
 
@@ -147,9 +149,9 @@ Attachment PartsClient::OnAttached(const std::vector<Attachment>& attachments) {
   for (const v1::TensorSpec& tensor : whole_.spec.tensors()) tensor_names_.push_back(tensor.name());
   checkpoint_at_ = absl::Now();
   checkpoint_step_ = durable_step_ = 0;
+  shared_checkpoint_ = SharedCheckpoint(parts());
   return Merge(attachments);
 }
-shared_checkpoint_ = SharedCheckpoint(parts());
 
 Attachment PartsClient::Merge(const std::vector<Attachment>& attachments) const {
   Attachment whole = attachments[0];
@@ -261,25 +263,35 @@ absl::StatusOr<std::vector<std::set<uint64_t>>> PartsClient::StepsKept(const std
 
 // To the last step, of those up to `at_most`, whose state all daemons have.
 absl::Status PartsClient::GoBack(const std::string& run_id, uint64_t at_most) {
-  std::vector<v1::RunStatus> statuses;
-  const auto kept = StepsKept(run_id, &statuses);
-  if (!kept.ok()) return kept.status();
-  const std::optional<uint64_t> target = LastCommonStep(*kept, at_most);
-  if (!target) return NoCommonStep(run_id, *kept);
+  absl::Status back;
+  for (int i = 0; i < kMostLooks; ++i) {
+    std::vector<v1::RunStatus> statuses;
+    const auto kept = StepsKept(run_id, &statuses);
+    if (!kept.ok()) return kept.status();
+    const std::optional<uint64_t> target = LastCommonStep(*kept, at_most);
+    if (!target) return NoCommonStep(run_id, *kept);
+    back = TakeBack(run_id, *target, statuses);
+    if (!absl::IsFailedPrecondition(back)) break;
+  }
+  return back;
+}
+
+absl::Status PartsClient::TakeBack(const std::string& run_id, uint64_t step,
+                                   const std::vector<v1::RunStatus>& statuses) {
   for (uint32_t part = 0; part < parts(); ++part) {
     const auto& snapshots = statuses[part].snapshot_steps();
-    if (statuses[part].step() == *target) continue;
-    if (std::find(snapshots.begin(), snapshots.end(), *target) != snapshots.end()) {
+    if (statuses[part].step() == step) continue;
+    if (std::find(snapshots.begin(), snapshots.end(), step) != snapshots.end()) {
       v1::RewindRequest request;
       request.set_run_id(run_id);
-      request.set_to_step(*target);
+      request.set_to_step(step);
       request.set_reason("trainer");
       if (auto s = daemons_[part]->Rewind(request).status(); !s.ok()) return NamedBy(names_[part], s);
-    } else if (auto s = daemons_[part]->Restore(run_id, *target, /*from=*/"").status(); !s.ok()) {
+    } else if (auto s = daemons_[part]->Restore(run_id, step, /*from=*/"").status(); !s.ok()) {
       return NamedBy(names_[part], s);
     }
   }
-  Log(absl::StrCat("run '", run_id, "' was taken back to step ", *target, " on all of its daemons"));
+  Log(absl::StrCat("run '", run_id, "' was taken back to step ", step, " on all of its daemons"));
   return absl::OkStatus();
 }
 
