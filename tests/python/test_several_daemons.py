@@ -126,6 +126,23 @@ def test_a_restore_that_one_of_them_cannot_make_is_made_by_none(daemons: Daemons
     training.optimizer.close()
 
 
+@pytest.mark.parametrize(
+    "words", [("rewind", RUN, "--to", 3), ("restore", RUN, "--step", 4)], ids=["rewind", "restore"]
+)
+def test_a_part_is_not_taken_back_alone(words: tuple[object, ...], daemons: Daemons) -> None:
+    training = training_on(daemons.server, **SELDOM)
+    training.steps(4)
+    assert training.optimizer.checkpoint() == 4
+    one = daemons.each[1].server
+    refused = ctl(*words, server=one)
+    assert refused.returncode == 1
+    assert f"the daemon at {one} has part 1 of 3 of run 'parts'" in refused.stderr
+    training.steps(1)
+    assert training.rewound == []
+    assert ctl(*words, server=daemons.server).returncode == 0
+    training.optimizer.close()
+
+
 def test_all_come_back_with_new_trainers(daemons: Daemons, tmp_path: Path) -> None:
     options = SYNC | KINDS["staged"]
     wanted = on_one(tmp_path / "alone", **options)

@@ -26,6 +26,16 @@ ClientOptions OptionsOf(const Invocation& invocation) {
           .reconnect_timeout_s = invocation.timeout_s};
 }
 
+absl::Status CheckWhole(const Invocation& invocation, Client& client, const std::string& run_id) {
+  const auto run = client.GetRun(run_id);
+  if (!run.ok() || !run->spec().has_part()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("the daemon at ", invocation.server, " has part ", run->spec().part().index(), " of ",
+                   run->spec().part().count(), " of run '", run_id,
+                   "', and taking it back alone may leave no step that all parts have: name all daemons of the run, "
+                   "--server A,B,..., in their order, as its trainers do"));
+}
+
 absl::StatusOr<std::unique_ptr<Client>> Connect(const Invocation& invocation) {
   auto client = Client::Connect(OptionsOf(invocation));
   if (client.ok()) return client;

@@ -84,6 +84,8 @@ std::vector<Invocation> OfEachDaemon(const Invocation& invocation);
 // Of a connection to the daemon that is meant.
 ClientOptions OptionsOf(const Invocation& invocation);
 absl::StatusOr<std::unique_ptr<Client>> Connect(const Invocation& invocation);
+// Before a run is taken back. FAILED_PRECONDITION: the daemon has a part of it, and the command names no other.
+absl::Status CheckWhole(const Invocation& invocation, Client& client, const std::string& run_id);
 // The error of a connection, with its fix worded for the command line.
 absl::Status InCommandLine(const absl::Status& status);
 // Prints the error; returns its exit code.

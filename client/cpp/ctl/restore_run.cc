@@ -18,6 +18,9 @@ int RestoreRun(const Invocation& invocation) {
   const auto client = Connect(invocation);
   if (!client.ok()) return Fail(invocation, client.status());
   const std::string& run_id = invocation.arguments[0];
+  if (!invocation.Has("from")) {
+    if (auto s = CheckWhole(invocation, **client, run_id); !s.ok()) return Fail(invocation, s);
+  }
   const auto restored = (*client)->Restore(run_id, *step, invocation.Get("from", ""));
   if (!restored.ok()) return Fail(invocation, restored.status());
   if (invocation.json) return PrintJson(invocation, *restored);

@@ -24,6 +24,7 @@ int List(const Invocation& invocation, Client& client) {
 }
 
 int Rewind(const Invocation& invocation, Client& client, const v1::RewindRequest& request) {
+  if (auto s = CheckWhole(invocation, client, request.run_id()); !s.ok()) return Fail(invocation, s);
   const auto rewound = client.Rewind(request);
   if (!rewound.ok()) return Fail(invocation, rewound.status());
   if (invocation.json) return PrintJson(invocation, *rewound);
