@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import ballast
-from models import layered, same_bits, weights_of
+from models import assert_close, layered, same_bits, weights_of
 
 AdamW = Callable[..., ballast.AdamW]
 ANY_STATE = [{}, {"commit": "staged"}, {"overlap_forward": True}, {"serving": "int8-row"}, {"master": "flash24"}]
@@ -278,3 +278,34 @@ def test_a_change_that_moves_no_version_is_found_when_its_part_is_looked_at(adam
             optimizer.step()
             model.weight.data[40, 40] = 7
     assert optimizer.last_result is not None and optimizer.last_result.step < 17
+
+
+@pytest.mark.parametrize("options", ANY_STATE, ids=str)
+def test_weights_land_where_the_storage_of_a_parameter_was_moved(adamw: AdamW, options: dict[str, Any]) -> None:
+    model, unmoved = layered(seed=1), layered(seed=1)
+    optimizer = adamw(model.named_parameters(), lr=0.1, **options)
+    train(model, optimizer, 2)
+    backward(model)
+    optimizer.step()
+    model.share_memory()  # as a queue of torch.multiprocessing does; what was there is freed
+    train(model, optimizer, 3)
+    train(unmoved, adamw(unmoved.named_parameters(), lr=0.1, run=f"{optimizer.run}-unmoved", **options), 6)
+    assert same_bits(weights_of(model), weights_of(unmoved))
+
+
+def test_a_storage_that_is_moved_before_a_staged_step_ends_is_refused(adamw: AdamW) -> None:
+    model, unmoved = layered(seed=1), layered(seed=1)
+    options: dict[str, Any] = {"lr": 0.1, "commit": "staged", "master": "fp32", "state": "fp32"}
+    optimizer = adamw(model.named_parameters(), **options)
+    train(model, optimizer)
+    backward(model)
+    model.share_memory()
+    for _ in range(2):
+        with pytest.raises(
+            ballast.Rejected, match=r"the memory of '0\.weight', .*while step 2 was open.*zero_grad\(\)"
+        ):
+            optimizer.step()
+    optimizer.zero_grad()
+    train(model, optimizer, 2)
+    train(unmoved, adamw(unmoved.named_parameters(), run=f"{optimizer.run}-unmoved", **options), 3)
+    assert_close(model, unmoved)

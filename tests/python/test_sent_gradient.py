@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -36,6 +38,8 @@ USES: dict[str, Callable[[Any], object]] = {
     "add": lambda grad: grad + torch.ones(8, 8),
     "add from the left": lambda grad: torch.ones(8, 8) + grad,
     "add of itself": lambda grad: grad + grad,
+    "to numpy by DLPack": numpy.from_dlpack,
+    "pickle": pickle.dumps,
 }
 
 
@@ -59,6 +63,7 @@ def test_it_is_like_its_parameter_and_takes_no_memory(adamw: AdamW) -> None:
         grad: Any = parameter.grad
         assert (grad.shape, grad.dtype, grad.device) == (parameter.shape, parameter.dtype, parameter.device)
         assert repr(grad) == f"SentGradient('{name}', shape={tuple(parameter.shape)}, dtype=torch.bfloat16)"
+        assert grad.share_memory_() is grad  # a module asks it of each `.grad`
         for memory in (grad.numpy, grad.tolist):
             with pytest.raises(RuntimeError):
                 memory()

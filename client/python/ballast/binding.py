@@ -39,7 +39,8 @@ class Binding:
     """Where a tensor's weights land, in its own dtype: the parameter itself where the host can write to it, else a copy
     in host memory that is taken over in store(). Of a sharded parameter all that is of this rank's part.
 
-    Keeps that memory alive, and sees when the parameter was given other memory (p.data = ..., model.to(...)).
+    Keeps that memory alive, and sees when the parameter was given other memory (p.data = ..., model.to(...)), or its storage
+    was: share_memory_(), which a torch.multiprocessing queue calls too, moves what every tensor of the storage has.
 
     shard: which part that is; None: all. contributes: whether this rank sends gradients of the tensor. shape: of the part.
     as_served: whether codes land as they are served, in `place` of five; else they are decoded.
@@ -72,6 +73,7 @@ class Binding:
         self._feedback: ErrorFeedback | None = None
         self._memory: Tensor | None = None  # the parameter's, when landing was made
         self._bound: object = None  # what the client writes to: kept until it writes elsewhere
+        self._bound_place: tuple[int, ...] = ()
         self._landing: Tensor | None = None
 
     def go_on_from(self, known: Binding) -> None:
@@ -89,7 +91,7 @@ class Binding:
         give_weights_back(self.parameter)  # of a layer that computed in codes, by another run
         p = local_of(self.parameter)
         if self._memory is not None and self._memory.data_ptr() == p.data_ptr() and self._memory.device == p.device:
-            return self._bound is not self._landing
+            return not self._is_bound
         if DTYPES.get(p.dtype) != self.format or p.shape != self.shape:
             raise Rejected(
                 f"parameter '{self.name}' became {p.dtype} {tuple(p.shape)}; its run has {self.format} "
@@ -99,6 +101,20 @@ class Binding:
         self._memory = p.detach()
         self._landing = self._memory if self.on_host else _host_memory_for(self._memory)
         return True
+
+    @property
+    def _target(self) -> object:
+        """What a client writes to that is bound now."""
+        return self._landing
+
+    @property
+    def _is_bound(self) -> bool:
+        return self._bound is self._target and self._bound_place == self.place
+
+    @property
+    def was_moved(self) -> bool:
+        """Whether the client writes to where the storage was before, which is freed."""
+        return self._bound is not None and self._bound is self._target and self._bound_place != self.place
 
     @property
     def landing(self) -> Tensor:
@@ -123,7 +139,7 @@ class Binding:
         """From now on a step's weights land there."""
         if self.nbytes:
             client.bind_weights(*self.place)
-        self._bound = self._landing
+        self._bound, self._bound_place = self._target, self.place
 
     def move_version(self) -> None:
         """torch is to see that the weights are others, or will be."""

@@ -63,6 +63,17 @@ class ChangedWeights:
             self._overwritten.append(binding)
             binding.last_seen.note()
 
+    def before_end(self, step: int, staged: bool) -> None:
+        """Before a step ends: Rejected, naming the tensors, if its weights would come to where a storage was before."""
+        moved = [binding for binding in self._bindings if binding.was_moved] if staged else []
+        if moved:
+            raise Rejected(
+                f"the memory of {_named(moved)} was moved while step {step} was open (by share_memory(), which a queue of "
+                "torch.multiprocessing calls for what is put into it), and the step's weights would come to where it was: "
+                "zero_grad(), now, drops the step. Move memory between step() and the next backward()",
+                "FAILED_PRECONDITION",
+            )
+
     def before_weights(self, binding: Binding) -> None:
         """Before the weights that a step brought count as those of the tensor."""
         if self._looks and binding.last_seen.moved:

@@ -47,7 +47,11 @@ class CodedBinding(Binding):
             self._landed = codes
         elif self._landed is None:
             self._landed = room_for(self._held.format, self.shape, self.parameter.device.type == "cuda")
-        return self._bound is not self._landed
+        return not self._is_bound
+
+    @property
+    def _target(self) -> object:
+        return self._landed
 
     @property
     def place(self) -> tuple[int, ...]:
@@ -57,7 +61,7 @@ class CodedBinding(Binding):
 
     def bind(self, client: _core.Client) -> None:
         client.bind_served(*self.place)
-        self._bound = self._landed
+        self._bound, self._bound_place = self._target, self.place
         if self._codes is not None:
             self._landing = None
 

@@ -16,9 +16,10 @@ Read = Callable[[Iterable[Tensor]], None]
 
 
 class ModuleReads:
-    """Calls `read(parameters)` before any nn.Module's state_dict() reads them or load_state_dict() writes them, before
-    parameters() or named_parameters() hands each out, and before one is copied or pickled. Holds `read`'s object weakly. An
-    attribute of a module that is read by its name is not seen, nor a list of parameters that was made before."""
+    """Calls `read(parameters)` before any nn.Module's state_dict() reads them or load_state_dict() writes them, before to() and
+    its like (half(), share_memory()) convert or move them, before parameters() or named_parameters() hands each out, and
+    before one is copied or pickled. Holds `read`'s object weakly. An attribute of a module that is read by its name is not
+    seen, nor a list of parameters that was made before."""
 
     def __init__(self, read: Read):
         self._read = weakref.WeakMethod(read)
@@ -39,13 +40,15 @@ def _tell(parameters: list[Tensor]) -> None:
         reader.tell(parameters)
 
 
-def _state_dict(original: Callable[..., Any]) -> Callable[..., Any]:
-    def state_dict(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _reading(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Of a method that reads the module's own parameters, and calls that of the modules below it."""
+
+    def reading(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not is_compiling():
             _tell([parameter for parameter in self._parameters.values() if parameter is not None])
         return original(self, *args, **kwargs)
 
-    return state_dict
+    return reading
 
 
 def _named_parameters(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -75,7 +78,8 @@ def _copied(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _readers: Patch[ModuleReads] = Patch(
-    (nn.Module, "state_dict", _state_dict),
+    (nn.Module, "state_dict", _reading),
+    (nn.Module, "_apply", _reading),
     (nn.Module, "load_state_dict", _load_state_dict),
     (nn.Module, "named_parameters", _named_parameters),
     (nn.Parameter, "__deepcopy__", _copied),

@@ -62,6 +62,16 @@ class SentGradient(Tensor):
         if not isinstance(values, SentGradient):  # as model.to() sets it, to where it is
             raise Rejected(_refusal(self, "setting .data"))
 
+    def share_memory_(self) -> SentGradient:
+        """Nothing, as a module's share_memory() asks for: there is no memory, and torch's own would read it."""
+        return self
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
+        raise Rejected(_refusal(self, "__dlpack__"))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise Rejected(_refusal(self, "pickling"))
+
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"SentGradient('{self.parameter_name}', shape={tuple(self.shape)}, dtype={self.dtype})"
 

@@ -232,6 +232,7 @@ class Session:
 
     def begin(self, groups: list[dict[str, float]], loss_scale: float) -> None:
         self._weight_copies.wait()  # the step may bring others
+        self.weights.follow(self._bindings)  # also of those that other ranks alone have a gradient of
         self._loss_scale = loss_scale
         self._client.begin_step(groups, loss_scale, self.micro_batches.count)
         self.step_open = True
@@ -277,8 +278,7 @@ class Session:
         self.micro_batches.admit(binding.index, name, self.step, final)
 
     def await_last(self, name: str) -> None:
-        """Before a gradient of `name`: waits for the step that was ended, if the trainer went on without it. Rejected if it did
-        not, and has not waited for its end."""
+        """Before a gradient of `name`: waits for the ended step, if the trainer went on without it; else Rejected."""
         if self._awaited is not None:
             self.await_all()
         if self.ended:
@@ -290,12 +290,11 @@ class Session:
             )
 
     def push(self, parameter: Tensor, grad: Tensor) -> None:
-        """Sends a gradient. From here on, in the step's last micro-batch, the parameter may be overwritten at any time
-        until the step's end."""
+        """Sends a gradient. From here on, in the last micro-batch, the parameter may be overwritten until the step's end."""
         binding = self._by_id[id(parameter)]
         gradient = binding.gradient(grad, self._loss_scale, self._losses, self.step)
         self._changes.before_gradient(self.weights, binding)
-        self.weights.follow(binding)
+        self.weights.follow([binding])
         if binding.contributes:
             self._staging.send(binding.index, gradient)
         self.micro_batches.add(binding.index)
@@ -319,6 +318,7 @@ class Session:
     def end(self, loss: float | None, client_state: bytes, groups: list[dict[str, float]]) -> None:
         """Ends the step; finish() or await_weights() wait for what comes of it."""
         self._check_end()
+        self._changes.before_end(self.step, self.staged)
         loss = self.micro_batches.loss if loss is None else loss
         clip, lost = self._clipping.max_norm, self._losses.take()
         self._pending = self._client.end_step(loss, client_state, groups, clip, False, *lost)

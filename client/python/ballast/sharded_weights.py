@@ -119,8 +119,7 @@ class ShardedWeights(Weights):
 
     def differing(self, bindings: Iterable[Binding]) -> list[Binding]:
         suspects = list(bindings)
-        for binding in suspects:
-            self.follow(binding)
+        self.follow(suspects)
         pairs = ((binding, theirs) for some in portions(suspects) for binding, theirs in self._parts_of(some))
         return [binding for binding, theirs in pairs if not _same_bits(binding.landing, theirs)]
 

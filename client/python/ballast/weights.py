@@ -103,10 +103,11 @@ class Weights:
             binding.bind(self._client)
         self._settled = True
 
-    def follow(self, binding: Binding) -> None:
-        """Brings the binding to where the parameter is now. Once settled, weights of the tensor land there."""
-        if binding.follow() and self._settled:
-            binding.bind(self._client)
+    def follow(self, bindings: Iterable[Binding]) -> None:
+        """Brings the bindings to where the parameters are now. Once settled, weights of the tensors land there."""
+        for binding in bindings:
+            if binding.follow() and self._settled:
+                binding.bind(self._client)
 
     def agreed(self, mine: bool) -> bool:
         """Whether all ranks that decide together say so; each decides alone."""
@@ -136,8 +137,7 @@ class Weights:
         """Those whose weights here are neither those that the daemon has now nor those that were uploaded. Only what
         differs, or is served narrower than it is here, travels."""
         suspects = list(bindings)
-        for binding in suspects:
-            self.follow(binding)
+        self.follow(suspects)
         differing = []
         for some in portions(suspects):
             ours = {binding.index: binding.digest() for binding in some}
@@ -155,8 +155,7 @@ class Weights:
     def pull(self, bindings: Iterable[Binding] | None = None) -> int:
         """Overwrites in place with the daemon's, all by default; returns the last step that they are of."""
         wanted = list(self._bindings if bindings is None else bindings)
-        for binding in wanted:
-            self.follow(binding)
+        self.follow(wanted)
         self._copies.wait()  # from where the daemon's land
         steps = pull_to(wanted, self._client, self._rank.run)
         for binding in wanted:
