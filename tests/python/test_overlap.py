@@ -176,3 +176,40 @@ def test_torchs_own_methods_are_back_after_the_last_optimizer(none_open: None, a
     assert nn.Module.state_dict is not originals[0]
     one.close()
     assert (nn.Module.state_dict, nn.Module.named_parameters, nn.Parameter.__deepcopy__) == originals
+
+
+class Sums(nn.Module):
+    """In evaluation it reads the weights of children that it calls in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(256, 256), nn.Linear(256, 256)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            y: torch.Tensor = self.other(self.one(x))
+            return y
+        return F.linear(F.linear(x, self.one.weight, self.one.bias), self.other.weight, self.other.bias)
+
+
+def evaluated(module: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """What it makes after each of some steps."""
+    made, x = [], torch.randn(2, 4, 256, generator=torch.Generator().manual_seed(1))
+    for _ in range(4):
+        module.train()(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            made.append(module.eval()(x).clone())
+    return made
+
+
+@pytest.mark.parametrize("kind", ["sums", "encoder"])
+def test_an_evaluation_waits_for_weights_that_a_module_reads_of_its_children(kind: str, adamw: AdamW) -> None:
+    torch.manual_seed(1)
+    layer = nn.TransformerEncoderLayer(256, 2, 256, dropout=0.0, batch_first=True)
+    model = Sums() if kind == "sums" else nn.TransformerEncoder(layer, 2)
+    twin = copy.deepcopy(model)
+    waits = adamw(twin.named_parameters(), lr=0.1)
+    overlaps = adamw(model.named_parameters(), lr=0.1, run=f"{waits.run}-overlaps", overlap_forward=True)
+    assert same_bits(evaluated(model, overlaps), evaluated(twin, waits))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -17,8 +17,10 @@ class ForwardReads:
     """Calls `read(parameters)` before a module's forward, with the parameters that it may read.
 
     Those are the module's own, and those of modules below it that have not been called themselves: some modules read the
-    weights of their children (nn.MultiheadAttention those of out_proj). A compiled module may read all below it. Holds
-    `read`'s object weakly, and learns which modules are called from the forwards that it sees.
+    weights of their children (nn.MultiheadAttention those of out_proj). A compiled module may read all below it, and so may
+    any that makes no graph: in evaluation nn.TransformerEncoderLayer reads those of children that it calls in training,
+    and no gradient tells of it. Holds `read`'s object weakly, and learns which modules are called from the forwards that it
+    sees.
 
     again: only of a forward within a backward(), which computes again what activation checkpointing has not kept.
     """
@@ -35,7 +37,8 @@ class ForwardReads:
             bound = method()
             if bound is not None:
                 called.add(module)
-                bound(_read_by(module, called))
+                whole = hasattr(module, "_orig_mod") or not (again or torch.is_grad_enabled())
+                bound(_read_by(module, () if whole else called))
 
         self._handle = register_module_forward_pre_hook(before)
 
@@ -43,9 +46,8 @@ class ForwardReads:
         self._handle.remove()
 
 
-def _read_by(module: nn.Module, called: weakref.WeakSet[nn.Module]) -> Iterator[Tensor]:
-    compiled = hasattr(module, "_orig_mod")  # what torch.compile makes of a module
+def _read_by(module: nn.Module, called: Container[nn.Module]) -> Iterator[Tensor]:
     yield from (parameter for parameter in module._parameters.values() if parameter is not None)
     for child in module.children():
-        if compiled or child not in called:
-            yield from _read_by(child, weakref.WeakSet() if compiled else called)
+        if child not in called:
+            yield from _read_by(child, called)
