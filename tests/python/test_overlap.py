@@ -213,3 +213,20 @@ def test_an_evaluation_waits_for_weights_that_a_module_reads_of_its_children(kin
     waits = adamw(twin.named_parameters(), lr=0.1)
     overlaps = adamw(model.named_parameters(), lr=0.1, run=f"{waits.run}-overlaps", overlap_forward=True)
     assert same_bits(evaluated(model, overlaps), evaluated(twin, waits))
+
+
+def train_one(optimizer: ballast.AdamW, model: nn.Module, factor: float = 1.0) -> None:
+    points, labels = spirals(seed=1)
+    loss = F.cross_entropy(model(points), labels) * factor
+    loss.backward()
+    optimizer.step(loss=loss)
+
+
+def test_a_step_without_a_gradient_waits_for_the_one_before(adamw: AdamW) -> None:
+    model = perceptron(seed=1)
+    optimizer = adamw(model.named_parameters(), overlap_forward=True)
+    for step in range(1, 4):
+        train_one(optimizer, model)
+        optimizer.step()
+        assert not under_way(optimizer)
+    assert optimizer.step_was_skipped and optimizer.last_result is not None and optimizer.last_result.step == step

@@ -359,6 +359,8 @@ class Session:
         self._pending = None
         self.step_open = False
         self.last_result = result
+        if self._awaited is not None:
+            self._awaited.update(range(len(self._bindings)))
         self._changes.tell(result.step)
         return result
 
@@ -392,9 +394,5 @@ class Session:
 
     def await_all(self) -> None:
         """Waits for the ended step, if there is one, and all its weights."""
-        try:
-            if self.ended:
-                self.finish()
-        finally:
-            if self._awaited is not None and not self.ended:
-                self._awaited.update(range(len(self._bindings)))
+        if self.ended:
+            self.finish()
