@@ -215,13 +215,6 @@ def test_an_evaluation_waits_for_weights_that_a_module_reads_of_its_children(kin
     assert same_bits(evaluated(model, overlaps), evaluated(twin, waits))
 
 
-def train_one(optimizer: ballast.AdamW, model: nn.Module, factor: float = 1.0) -> None:
-    points, labels = spirals(seed=1)
-    loss = F.cross_entropy(model(points), labels) * factor
-    loss.backward()
-    optimizer.step(loss=loss)
-
-
 def test_a_step_without_a_gradient_waits_for_the_one_before(adamw: AdamW) -> None:
     model = perceptron(seed=1)
     optimizer = adamw(model.named_parameters(), overlap_forward=True)
@@ -230,3 +223,25 @@ def test_a_step_without_a_gradient_waits_for_the_one_before(adamw: AdamW) -> Non
         optimizer.step()
         assert not under_way(optimizer)
     assert optimizer.step_was_skipped and optimizer.last_result is not None and optimizer.last_result.step == step
+
+
+def train_one(optimizer: ballast.AdamW, model: nn.Module, factor: float = 1.0) -> None:
+    points, labels = spirals(seed=1)
+    loss = F.cross_entropy(model(points), labels) * factor
+    loss.backward()
+    optimizer.step(loss=loss)
+
+
+@pytest.mark.parametrize("heard", ["step", "wait", "close", "zero_grad"])
+def test_what_a_step_has_to_tell_is_told_later(heard: str, adamw: AdamW) -> None:
+    model = perceptron(seed=1)
+    optimizer = adamw(model.named_parameters(), overlap_forward=True, commit="staged")
+    train_one(optimizer, model)
+    with pytest.warns(UserWarning, match="step 2: the loss is not finite") as told:
+        train_one(optimizer, model, factor=float("nan"))
+        if heard == "zero_grad":
+            model(spirals(seed=1)[0]).sum().backward()
+            optimizer.zero_grad()
+        train_one(optimizer, model) if heard in ("step", "zero_grad") else getattr(optimizer, heard)()
+    assert not [one for one in told if "step 3" in str(one.message)]
+    assert optimizer.spike_counts["nonfinite"] == 1

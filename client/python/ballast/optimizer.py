@@ -135,11 +135,15 @@ class Optimizer(Prepared, InStep, Durable, Averaging, OptimizerState, Uncopyable
         if closure is not None:
             with torch.enable_grad():
                 value = closure()
+        self._tell(self._steps.take_untold())
         with self._steps.lock, self._steps.following():
             result = self._steps.end(value if loss is None else loss)
+        self._tell(result)
+        return value
+
+    def _tell(self, result: StepResult | None) -> None:
         if result is not None:
             self._warnings.tell(result)
-        return value
 
     @contextmanager
     def accumulate(self, final: bool = False) -> Iterator[Accumulation]:
@@ -191,6 +195,7 @@ class Optimizer(Prepared, InStep, Durable, Averaging, OptimizerState, Uncopyable
     def wait(self) -> None:
         """With overlap_forward: waits for the last step() and its weights. For who saves, compares or otherwise reads them."""
         self._steps.wait()
+        self._tell(self._steps.take_untold())
 
     # --- the run ----------------------------------------------------------------------------------------------------
 
@@ -305,6 +310,7 @@ class Optimizer(Prepared, InStep, Durable, Averaging, OptimizerState, Uncopyable
         """Leaves the run: another trainer may take the rank at once, unless a step is open. The run lives on. With
         overlap_forward, waits for the last step() and its weights before; warns if they do not come."""
         self._steps.finish_ended()
+        self._tell(self._steps.take_untold())
         self.close_at_once()
 
     def close_at_once(self) -> None:

@@ -11,6 +11,7 @@ from ballast.hyperparameters import Hyperparameters
 from ballast.membership import Membership
 from ballast.rejoin import Rejoin
 from ballast.result import StepResult
+from ballast.session import Session
 
 
 class StepOutcomes:
@@ -22,6 +23,8 @@ class StepOutcomes:
     _hyperparameters: Hyperparameters
     _overlap: bool
     _empty: bool
+    _left: bool
+    _untold: StepResult | None
 
     if TYPE_CHECKING:
 
@@ -33,6 +36,18 @@ class StepOutcomes:
             if self._membership.session is not None:
                 self._membership.session.await_all()
                 self._membership.session.complete()
+
+    def take_untold(self) -> StepResult | None:
+        """The result of the step that the trainer has gone on without, when it is in: once."""
+        if self._membership.session is not None:
+            self._note_left(self._membership.session)
+        untold, self._untold = self._untold, None
+        return untold
+
+    def _note_left(self, session: Session) -> None:
+        """Before another step may end, as by zero_grad()."""
+        if self._left and not session.ended:
+            self._left, self._untold = False, session.last_result
 
     def finish_ended(self) -> None:
         """Before the trainer leaves: wait(), if it has gone on without the step that was ended last. Warns where that fails."""

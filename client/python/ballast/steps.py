@@ -77,6 +77,8 @@ class Steps(StepOutcomes):
         self._announced = Announced()
         self._sent = SentGradients()
         self._empty = False  # the last end() had no gradient
+        self._left = False  # the last end() has left a step without its result
+        self._untold = None
         self._rewound: RunRewound | None = None  # in a backward(), and not raised yet
         self._looked = False  # whether the parameters were replaced unseen
         self._unpaired = Unpaired(settings.rank)
@@ -206,6 +208,7 @@ class Steps(StepOutcomes):
     def begin(self, session: Session) -> Session:
         """Begins the next step, with or without a gradient. Returns the session that it is of."""
         session = self._settled(session)
+        self._note_left(session)
         session.refuse_changed()
         session.begin(self._hyperparameters.begin(self._optimized.param_groups), float(self.loss_scale))
         return session
@@ -270,7 +273,9 @@ class Steps(StepOutcomes):
             self._sent.clear()
             if self._overlap:
                 session.leave_waiting()
+                self._left = True
                 return None
+        self._left = False
         return session.finish()
 
     def _receive_rest(self, last: bool = True) -> None:
@@ -361,6 +366,7 @@ class Steps(StepOutcomes):
         self._membership.note_restored()
         self._parameters.drop_gradients()
         self._sent.clear()
+        self._left = False
         self._hyperparameters.forget()
         self._rejoin.finish(rewound, session, self.load_kept)
 
