@@ -17,6 +17,7 @@ from torch.optim import lr_scheduler
 
 import ballast
 from ballast.session import Session
+from daemon import Daemon
 from models import layered
 
 AdamW = Callable[..., ballast.AdamW]
@@ -279,6 +280,27 @@ def test_a_parameter_has_one_optimizer(adamw: AdamW, run: str) -> None:
         adamw(model.named_parameters(), run=f"{run}-other")
     optimizer.close()
     adamw(model.named_parameters(), run=f"{run}-other")
+
+
+def test_an_optimizer_that_nobody_has_leaves_its_parameters_to_the_next(daemon: Daemon, run: str) -> None:
+    model = layered(seed=1)
+
+    def fit(number: int) -> None:
+        loop: dict[str, Any] = {}
+        loop["self"] = loop  # as Lightning's trainer is held by its parts
+        loop["optimizer"] = ballast.AdamW(model.named_parameters(), server=daemon.server, run=f"{run}-{number}")
+        model(torch.ones(2, 8)).sum().backward()
+        loop["optimizer"].step()
+        assert loop["optimizer"].last_result.applied
+
+    gc.collect()
+    gc.disable()
+    try:
+        fit(1)
+        fit(2)
+    finally:
+        gc.enable()
+        gc.collect()
 
 
 def test_after_closing_torch_has_its_gradients_again(adamw: AdamW) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ballast import _core, local_daemon
 from ballast.errors import Rejected
+from ballast.frameworks import driving_framework
 from ballast.hooks import TorchHooks
 from ballast.parameters import ParameterList
 
@@ -74,16 +75,28 @@ _open: set[OpenOptimizer] = set()
 
 
 def check_unowned(parameters: Iterable[Tensor], ours: ParameterList) -> None:
-    """Rejected if one of `parameters` is trained by another optimizer than that of `ours`."""
+    """Rejected if one of `parameters` is trained by another optimizer than that of `ours`, and somebody still has that one."""
+    parameters = list(parameters)
+    found = _owner_of(parameters, ours)
+    if found is not None and close_unreachable():
+        found = _owner_of(parameters, ours)
+    if found is not None:
+        fitted = " (in Lightning, of the fit() before: for one in trainer.optimizers: one.close())"
+        raise Rejected(
+            f"parameter '{found[0]}' is trained by another ballast optimizer, with run '{found[1]}': close() that one first"
+            f"{fitted if driving_framework() == 'Lightning' else ''}",
+            "FAILED_PRECONDITION",
+        )
+
+
+def _owner_of(parameters: Iterable[Tensor], ours: ParameterList) -> tuple[str, str] | None:
+    """The name and the run of one of them that another optimizer than that of `ours` trains."""
     others = list(_open)
     for parameter in parameters:
         for other in others:
             if (name := other.trains(parameter, ours)) is not None:
-                raise Rejected(
-                    f"parameter '{name}' is trained by another ballast optimizer, with run '{other.run}': close() that "
-                    "one first",
-                    "FAILED_PRECONDITION",
-                )
+                return name, other.run
+    return None
 
 
 def close_unreachable() -> bool:

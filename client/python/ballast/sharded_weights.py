@@ -162,7 +162,7 @@ class ShardedWeights(Weights):
             )
             raise Rejected(
                 f"the weights differ from those of run '{self._rank.run}' at step {self._client.step - 1}: {which}. Take the "
-                "daemon's with weights='server', delete the run (ballastctl), or give another run",
+                "daemon's with weights='server', delete the run (ballast.delete_run(), start_over=True), or give another",
                 "FAILED_PRECONDITION",
             )
 

@@ -354,7 +354,7 @@ class Weights:
                 raise Rejected(
                     f"the weights of '{binding.name}' differ from those of run '{self._rank.run}' at step "
                     f"{self._client.step - 1}: digest {ours:016x} here, {theirs:016x} there. Take the daemon's with "
-                    "weights='server', delete the run (ballastctl), or give another run",
+                    "weights='server', delete the run (ballast.delete_run(), start_over=True), or give another",
                     "FAILED_PRECONDITION",
                 )
             # What was uploaded, not rounded yet as the daemon has it: the steps so far have changed nothing.
