@@ -309,3 +309,19 @@ def test_a_storage_that_is_moved_before_a_staged_step_ends_is_refused(adamw: Ada
     train(model, optimizer, 2)
     train(unmoved, adamw(unmoved.named_parameters(), run=f"{optimizer.run}-unmoved", **options), 3)
     assert_close(model, unmoved)
+
+
+@pytest.mark.parametrize("commit", ["release", "staged"])
+def test_parts_of_one_tensor_are_told_what_to_be(adamw: AdamW, commit: str) -> None:
+    whole = torch.ones(8, 4)
+    parts = [nn.Parameter(part) for part in whole.chunk(2)]
+    optimizer = adamw(list(zip("ab", parts)), commit=commit)
+    torch.stack([part.sum() for part in parts]).sum().backward()
+    with pytest.raises(ballast.Rejected, match=r"are parts of one tensor .*nn\.Parameter\(part\.clone\(\)\)"):
+        optimizer.step()
+    optimizer.close()
+    parts = [nn.Parameter(part.clone()) for part in whole.chunk(2)]
+    optimizer = adamw(list(zip("ab", parts)), commit=commit, run=f"{optimizer.run}-cloned")
+    for _ in range(3):
+        torch.stack([part.sum() for part in parts]).sum().backward()
+        optimizer.step()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from torch import Tensor
+
 from ballast.binding import Binding
 from ballast.errors import Rejected
+from ballast.shard import local_of
 from ballast.weights import Weights
 
 # The first is the default.
@@ -83,11 +87,26 @@ class ChangedWeights:
         """At the end of `step`: Rejected, naming the tensors, if it has overwritten a change."""
         overwritten, self._overwritten = self._overwritten, []
         if overwritten:
+            self._refuse_parts(overwritten, step)
             raise Rejected(
                 f"the weights of {_named(overwritten)} were changed while step {step} was open, and not by run "
                 f"'{self._run}': the step is made without the change, and the daemon's weights are in place. Leave the "
                 "change out, or give changed_weights='overwrite' to lose such changes; with overlap_forward call wait() "
                 "before weights are changed and put back",
+                "FAILED_PRECONDITION",
+            )
+
+    def _refuse_parts(self, overwritten: Sequence[Binding], step: int) -> None:
+        """Rejected if all that looks changed is part of a tensor that others are of too: torch has one version for them, which
+        weights that come to the others move."""
+        parameters = [binding.parameter for binding in self._bindings]
+        storages = Counter(_storage(parameter) for parameter in parameters)
+        if all(storages[_storage(binding.parameter)] > 1 for binding in overwritten):
+            raise Rejected(
+                f"{_named(overwritten)} were changed while step {step} was open, or are parts of one tensor (nn.Parameter of a "
+                "slice, or of what chunk() returned), whose changes torch counts together, so that nobody can tell: the step is "
+                "made, and the daemon's weights are in place. Give each part memory of its own, nn.Parameter(part.clone()), "
+                "before making the optimizer, or changed_weights='overwrite' to lose such changes",
                 "FAILED_PRECONDITION",
             )
 
@@ -102,6 +121,10 @@ class ChangedWeights:
             if binding not in differing:
                 binding.last_seen.note()
         return differing
+
+
+def _storage(parameter: Tensor) -> int:
+    return local_of(parameter).untyped_storage().data_ptr()
 
 
 def _named(bindings: Iterable[Binding]) -> str:
