@@ -106,8 +106,8 @@ def test_a_refused_group_leaves_the_optimizer_as_it_was(adamw: AdamW) -> None:
 
 def test_state_dict_before_the_first_step(adamw: AdamW) -> None:
     state = adamw(layered(seed=1).parameters()).state_dict()
-    assert state.keys() == {"state", "param_groups"}
-    assert state["state"] == {}
+    assert state.keys() == {"state", "param_groups", "ballast"}
+    assert state["state"] == {} and state["ballast"]["step"] == 0
     assert state["param_groups"][0]["params"] == list(range(6))
 
 

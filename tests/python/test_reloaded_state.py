@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 import ballast
-from models import layered, same_bits, weights_of
+from models import assert_close, layered, same_bits, weights_of
 
 AdamW = Callable[..., ballast.AdamW]
 
@@ -87,3 +88,37 @@ def test_moments_that_were_loaded_stay_until_they_are_sent(joined: bool, adamw: 
             torch.testing.assert_close(made[index][name], value, rtol=1e-5, atol=1e-8)
     for one, other in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("weights", [True, False])
+@pytest.mark.parametrize("options", [{}, {"overlap_forward": True}, {"commit": "staged"}], ids=str)
+def test_the_state_from_before_the_first_step_begins_all_anew(
+    weights: bool, options: dict[str, Any], adamw: AdamW
+) -> None:
+    model, twin = layered(seed=1), layered(seed=1)
+    exact = {"lr": 0.1, "master": "fp32", "state": "fp32", "rounding": "nearest"}
+    optimizer, other = adamw(model.named_parameters(), **exact, **options), torch.optim.AdamW(twin.parameters(), lr=0.1)
+    pairs: list[tuple[torch.nn.Module, torch.optim.Optimizer]] = [(model, optimizer), (twin, other)]
+    for one, its in pairs:
+        start = copy.deepcopy((one.state_dict(), its.state_dict()))
+        for _ in range(3):  # as folds of one data set
+            if weights:
+                one.load_state_dict(start[0])
+            its.load_state_dict(start[1])
+            for _ in range(3):
+                fit(one, its)
+    optimizer.wait()
+    assert_close(model, twin)
+    assert optimizer.state_dict()["state"][0]["step"] == 3
+
+
+def test_the_state_from_before_the_first_step_leaves_a_run_that_another_trainer_takes_up(adamw: AdamW) -> None:
+    model = layered(seed=1)
+    optimizer = adamw(model.named_parameters())
+    start = optimizer.state_dict()
+    fit(model, optimizer)
+    optimizer.close()
+    again = adamw(model.named_parameters())
+    again.load_state_dict(start)
+    fit(model, again)
+    assert again.state_dict()["state"][0]["step"] == 2

@@ -47,7 +47,7 @@ class StateDicts:
         if session is None:
             self._membership.connected()
         if session is None or not session.weights.loaded:
-            return {"state": self._unmade(groups) if whole else {}}
+            return {"state": self._unmade(groups)} if whole else {"state": {}, TOKEN: self._before_all.fields()}
         self._check_between(session)
         token = Token(session.run, session.step - 1, session.weights.generation)
         refers = self._refers(parameters)
@@ -59,6 +59,11 @@ class StateDicts:
         state = SavedState(moments, None, False).as_state(parameters)
         token = session.weights.told = replace(token, digest=digest_of(state))
         return {"state": _shown(state, parameters), TOKEN: token.fields()}
+
+    @property
+    def _before_all(self) -> Token:
+        """Of what is saved before the run has weights: loaded in the middle of it, that begins all moments anew."""
+        return Token(self._settings.rank.run, 0)
 
     def _unmade(self, groups: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Tensor]]:
         named = [(p, slot_names(self._settings.rule.of(group).name)) for group in groups for p in group["params"]]
@@ -104,7 +109,14 @@ class StateDicts:
             intact = token is not None and token.digest == digest_of(state)
             self._starting_state.bring(SavedState(saved.moments, token, intact))
         else:
-            self._starting_state.bring(None)
+            self._starting_state.bring(SavedState({}, None, False) if self._goes_back(token) else None)
+
+    def _goes_back(self, token: Token | None) -> bool:
+        """Whether what was saved before all is loaded by the trainer that has trained since. Another process, which has not,
+        goes on with the run's moments."""
+        session = self._membership.session
+        before = token is not None and replace(token, run=self._before_all.run) == self._before_all
+        return before and session is not None and session.weights.settled
 
     def _go_to(self, token: Token, rewind: Callable[[int], object]) -> None:
         """To the state that a reference means: where the run is, or a snapshot."""
