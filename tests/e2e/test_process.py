@@ -59,7 +59,8 @@ def test_the_terminal_that_goes_drains_a_daemon_that_was_started_at_it(tmp_path)
     ours, theirs = pty.openpty()
     storage = tmp_path / "storage"
     storage.mkdir()
-    terminal = redirected(f"< {os.ttyname(theirs)}")
+    # Also where the tests run under nohup, whose children ignore the signal.
+    terminal = ["env", "--default-signal=HUP", *redirected(f"< {os.ttyname(theirs)}")]
     with Daemon(tmp_path, "--storage.dir", str(storage), launcher=terminal) as daemon:
         os.close(theirs)
         daemon.process.send_signal(signal.SIGHUP)
