@@ -80,6 +80,15 @@ def train_and_tear(daemon: Daemon, trainer: Trainer) -> None:
     until("the half step is there", lambda: bytes_received(daemon) > sent)
 
 
+def train_and_lose_the_folder(daemon: Daemon, trainer: Trainer, storage) -> None:
+    """A checkpoint of step 2, and then a step more, which cannot be written: no link is followed."""
+    assert trainer.steps(2) == "2 APPLIED"
+    assert daemon.ctl("checkpoint", RUN).returncode == 0
+    assert trainer.steps(1) == "3 APPLIED"
+    shutil.move(storage / "runs" / RUN, storage.parent / "moved")
+    (storage / "runs" / RUN).symlink_to(storage.parent / "moved")
+
+
 def bytes_received(daemon: Daemon) -> float:
     lines = daemon.get("/metrics")[1].splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith("ballast_received_bytes_total"))
@@ -128,11 +137,7 @@ def test_a_run_that_cannot_be_written_does_not_expire_and_it_is_told(tmp_path, s
     flags = ("--storage.dir", str(storage), "--idle_run_timeout", "2s", "--limits.lease", "1s")
     with Daemon(tmp_path, *flags) as daemon:
         with Trainer(daemon.server) as trainer:
-            assert trainer.steps(2) == "2 APPLIED"
-            assert daemon.ctl("checkpoint", RUN).returncode == 0
-            assert trainer.steps(1) == "3 APPLIED"
-            shutil.move(storage / "runs" / RUN, tmp_path / "moved")
-            (storage / "runs" / RUN).symlink_to(tmp_path / "moved")
+            train_and_lose_the_folder(daemon, trainer, storage)
         until("it is told", lambda: events(daemon, "run_not_expired"))
         [told] = events(daemon, "run_not_expired")
         assert told["run_id"] == RUN and "its last steps could not be written" in told["err"]
@@ -158,11 +163,7 @@ def test_a_run_that_is_written_slowly_keeps_no_other_from_beginning(tmp_path, st
 def test_a_run_whose_folder_cannot_be_written_to_is_not_deleted(tmp_path, storage):
     with Daemon(tmp_path, "--storage.dir", str(storage)) as daemon:
         with Trainer(daemon.server) as trainer:
-            assert trainer.steps(2) == "2 APPLIED"
-            assert daemon.ctl("checkpoint", RUN).returncode == 0
-            assert trainer.steps(1) == "3 APPLIED"
-            shutil.move(storage / "runs" / RUN, tmp_path / "moved")
-            (storage / "runs" / RUN).symlink_to(tmp_path / "moved")
+            train_and_lose_the_folder(daemon, trainer, storage)
             refused = daemon.ctl("delete", RUN, "--force", "--keep-checkpoints")
             assert refused.returncode != 0 and "its last steps could not be written" in refused.stderr
             assert RUN in daemon.ctl("runs").stdout
