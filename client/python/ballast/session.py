@@ -232,7 +232,8 @@ class Session:
 
     def begin(self, groups: list[dict[str, float]], loss_scale: float) -> None:
         self._weight_copies.wait()  # the step may bring others
-        self.weights.follow(self._bindings)  # also of those that other ranks alone have a gradient of
+        if self._rank.world > 1:  # others may have gradients of what has none here; push() sees to its own
+            self.weights.follow(self._bindings)
         self._loss_scale = loss_scale
         self._client.begin_step(groups, loss_scale, self.micro_batches.count)
         self.step_open = True
