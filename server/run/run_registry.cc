@@ -5,12 +5,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/synchronization/blocking_counter.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 
-#include "kernels/matrix/product.h"
 #include "server/base/clock.h"
 #include "server/base/log.h"
 #include "server/base/status_macros.h"
@@ -19,6 +17,19 @@ namespace ballast {
 namespace {
 
 constexpr double kExpireAgainS = 60;
+
+// What the run answers to a question whose answer its strand gives soon.
+template <typename Ask>
+absl::Status AnswerTo(Ask ask) {
+  absl::Status status;
+  absl::Notification answered;
+  ask([&](absl::Status s) {
+    status = std::move(s);
+    answered.Notify();
+  });
+  answered.WaitForNotification();
+  return status;
+}
 
 }  // namespace
 
@@ -39,10 +50,7 @@ RunRegistry::~RunRegistry() {
 }
 
 void RunRegistry::Delete(std::string run_id, DeleteMode mode, Deleted done) {
-  std::string of = run_id;
-  InTurn(std::move(of), [this, run_id = std::move(run_id), mode, done = std::move(done)]() mutable {
-    DeleteNow(run_id, mode, std::move(done));
-  });
+  InTurn(run_id, [this, run_id, mode, done = std::move(done)]() mutable { DeleteNow(run_id, mode, std::move(done)); });
 }
 
 void RunRegistry::DeleteNow(const std::string& run_id, DeleteMode mode, Deleted done) {
@@ -59,13 +67,7 @@ void RunRegistry::DeleteNow(const std::string& run_id, DeleteMode mode, Deleted 
 void RunRegistry::WriteLast(const std::shared_ptr<Run>& run, bool force, absl::AnyInvocable<void(absl::Status)> done) {
   // Its open step is a trainer's that is there, and is not to be closed for a deletion that is refused.
   if (!force) {
-    absl::Status status;
-    absl::Notification answered;
-    run->CheckUnattended([&](absl::Status s) {
-      status = std::move(s);
-      answered.Notify();
-    });
-    answered.WaitForNotification();
+    const absl::Status status = AnswerTo([&](auto answer) { run->CheckUnattended(std::move(answer)); });
     if (!status.ok()) return done(status);
   }
   run->WriteLast("the run was deleted in the middle of the step", [this, run_id = run->spec().run_id,
@@ -88,23 +90,19 @@ absl::StatusOr<uint64_t> RunRegistry::DeleteStored(const std::string& run_id, De
 
 absl::StatusOr<uint64_t> RunRegistry::DeleteWritten(const std::shared_ptr<Run>& run, DeleteMode mode) {
   if (draining()) return absl::UnavailableError("the daemon is shutting down; its runs end with it");
-  const std::string run_id = run->spec().run_id;
-  ASSIGN_OR_RETURN(const std::shared_ptr<Run> there, Find(run_id));
-  if (there != run) return absl::UnavailableError(absl::StrCat("run '", run_id, "' was made anew; ask again"));
-  if (!mode.force) {
-    absl::Status status;
-    absl::Notification answered;
-    run->Close([&](absl::Status s) {
-      status = std::move(s);
-      answered.Notify();
-    });
-    answered.WaitForNotification();
-    RETURN_IF_ERROR(status);
-  }
+  RETURN_IF_ERROR(CheckThere(*run));
+  if (!mode.force) RETURN_IF_ERROR(AnswerTo([&](auto answer) { run->Close(std::move(answer)); }));
   const uint64_t freed = Remove(run);
   if (!has_storage() || mode.keep_checkpoints) return freed;
-  RETURN_IF_ERROR(options_.storage->Remove(run_id));
+  RETURN_IF_ERROR(options_.storage->Remove(run->spec().run_id));
   return freed;
+}
+
+absl::Status RunRegistry::CheckThere(const Run& run) const {
+  const std::string& run_id = run.spec().run_id;
+  ASSIGN_OR_RETURN(const std::shared_ptr<Run> there, Find(run_id));
+  if (there.get() == &run) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("run '", run_id, "' was made anew; ask again"));
 }
 
 void RunRegistry::Tick() {
@@ -127,12 +125,11 @@ void RunRegistry::Expire(const std::shared_ptr<Run>& run, double idle_s) {
   if (expiry.under_way || MonotonicSeconds() < expiry.not_before_s) return;
   expiry.under_way = true;
   DeleteNow(run_id, {.keep_checkpoints = true}, [this, run, run_id, idle_s](const absl::StatusOr<uint64_t>& freed) {
+    expiries_.erase(run_id);
     if (freed.ok()) {
-      expiries_.erase(run_id);
       return Log(LogLevel::kInfo, "run_expired", "a run was deleted: no trainer came for longer than idle_run_timeout",
                  {{"run_id", run_id}, {"dur_s", idle_s}});
     }
-    expiries_.erase(run_id);
     if (draining() || !run->Status().unattended_since_s) return;  // or a trainer has come meanwhile
     expiries_[run_id].not_before_s = MonotonicSeconds() + kExpireAgainS;
     Log(LogLevel::kError, "run_not_expired", "a run that no trainer comes to cannot be deleted; it is tried again",

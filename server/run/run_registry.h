@@ -164,7 +164,7 @@ class RunRegistry {
     std::optional<CheckpointReader> imported = std::nullopt;  // this one, of the request's spec, from elsewhere
     Payer payer = {};                                         // who has it restored
   };
-  // A run that has been admitted, and what it is made of. Of one thread's, but for `made`, it is only read.
+  // A run that has been admitted, and what it is made of: read alone, but for `made`, which whoever builds it sets.
   struct Making {
     CreateRequest request = {};
     Plan plan = {};
@@ -224,6 +224,8 @@ class RunRegistry {
   void Expire(const std::shared_ptr<Run>& run, double idle_s);
   void Tick();
   uint64_t Remove(const std::shared_ptr<Run>& run);
+  // NOT_FOUND: the run is no more. UNAVAILABLE: another one has its name since.
+  absl::Status CheckThere(const Run& run) const;
   // Those that a new run may go on from, newest first. FAILED_PRECONDITION: they are of another spec.
   absl::StatusOr<std::vector<CheckpointReader>> Candidates(const CreateRequest& request, std::optional<uint64_t> only,
                                                            std::vector<absl::Status>* damaged);
@@ -236,7 +238,7 @@ class RunRegistry {
   // In the metrics: of a run that cannot be restored.
   void ShowLost(const std::string& run_id, const absl::Status& why) const;
   absl::StatusOr<CreateRequest> RequestOf(const CheckpointReader& checkpoint) const;
-  // What a run became: it is written when all others have had their turn.
+  // A run that is, in memory, as a checkpoint says.
   struct Restored {
     std::shared_ptr<Run> run;
     uint64_t step = 0;
@@ -258,7 +260,7 @@ class RunRegistry {
   void WriteLast(const std::shared_ptr<Run>& run, bool force, absl::AnyInvocable<void(absl::Status)> done);
   RunStorage StorageOf(const std::shared_ptr<RunFolder>& folder) const;
   absl::Status NoStorage() const;
-  // Says that what is being read back on the strand gets on: it may take minutes.
+  // Says that what is being read back gets on: it may take minutes.
   std::function<void()> Progress();
   // Writes what is not on the disk of all runs, and waits for it. Says at last of which it could not be written.
   void CheckpointAll();

@@ -49,8 +49,7 @@ absl::StatusOr<RunRegistry::Amended> RunRegistry::AmendNow(AmendRequest request,
     return absl::CancelledError("the call was cancelled while it waited; the run goes on as it was");
   };
   RETURN_IF_ERROR(still_wanted());
-  ASSIGN_OR_RETURN(const std::shared_ptr<Run> there, Find(run_id));
-  if (there != run) return absl::UnavailableError(absl::StrCat("run '", run_id, "' was made anew; ask again"));
+  RETURN_IF_ERROR(CheckThere(*run));
   const size_t kept = run->spec().tensors.size();
   Placement placement = Extended(run->plan().placement, request.spec, options_.devices->FreeBytes());
   std::vector<Device*> devices = options_.devices->Of(placement);

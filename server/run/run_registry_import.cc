@@ -32,9 +32,8 @@ absl::StatusOr<CheckpointReader> RunRegistry::Examine(const std::string& run_id,
 
 void RunRegistry::RestoreFrom(std::string run_id, CheckpointReader checkpoint, Payer payer,
                               absl::AnyInvocable<void(absl::StatusOr<Rewound>)> done) {
-  std::string of = run_id;
-  InTurn(std::move(of), [this, run_id = std::move(run_id), checkpoint = std::move(checkpoint), payer = std::move(payer),
-                         done = std::move(done)]() mutable {
+  InTurn(run_id, [this, run_id, checkpoint = std::move(checkpoint), payer = std::move(payer),
+                  done = std::move(done)]() mutable {
     RestoreImported(run_id, std::move(checkpoint), payer, std::move(done));
   });
 }

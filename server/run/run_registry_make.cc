@@ -34,8 +34,7 @@ void RunRegistry::Create(CreateRequest request, absl::AnyInvocable<void(absl::St
   if (auto existing = Existing(request)) {  // trainers that come back wait for no run that is made
     if (existing->ok()) {
       strand_.Post([this, run = (*existing)->run, payer = request.payer] {
-        const auto there = Find(run->spec().run_id);
-        if (there.ok() && *there == run) Claim(run->spec().run_id, payer);
+        if (CheckThere(*run).ok()) Claim(run->spec().run_id, payer);
       });
     }
     return done(*std::move(existing));

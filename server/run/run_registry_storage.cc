@@ -250,9 +250,9 @@ absl::StatusOr<std::vector<RunRegistry::StoredCheckpoint>> RunRegistry::Checkpoi
 
 void RunRegistry::Restore(std::string run_id, uint64_t step, Payer payer,
                           absl::AnyInvocable<void(absl::StatusOr<Rewound>)> done) {
-  std::string of = run_id;
-  InTurn(std::move(of), [this, run_id = std::move(run_id), step, payer = std::move(payer),
-                         done = std::move(done)]() mutable { RestoreNow(run_id, step, payer, std::move(done)); });
+  InTurn(run_id, [this, run_id, step, payer = std::move(payer), done = std::move(done)]() mutable {
+    RestoreNow(run_id, step, payer, std::move(done));
+  });
 }
 
 void RunRegistry::RestoreNow(const std::string& run_id, uint64_t step, const Payer& payer, RewindDone done) {
@@ -323,14 +323,12 @@ void RunRegistry::MakeNewest(Restored restored, RewindDone done) {
 }
 
 absl::StatusOr<Rewound> RunRegistry::EndRestore(const Restored& restored) {
-  const std::string& run_id = restored.run->spec().run_id;
-  ASSIGN_OR_RETURN(const std::shared_ptr<Run> there, Find(run_id));
-  if (there != restored.run) return absl::UnavailableError(absl::StrCat("run '", run_id, "' was made anew; ask again"));
+  RETURN_IF_ERROR(CheckThere(*restored.run));
   if (!restored.lived) {
-    ASSIGN_OR_RETURN(const std::shared_ptr<RunFolder> folder, options_.storage->FolderOf(run_id));
+    ASSIGN_OR_RETURN(const std::shared_ptr<RunFolder> folder, options_.storage->FolderOf(restored.run->spec().run_id));
     RETURN_IF_ERROR(folder->SetAside(restored.step));
   }
-  return Rewound{restored.step, there->Status().generation};
+  return Rewound{restored.step, restored.run->Status().generation};
 }
 
 absl::Status RunRegistry::RestoreLiving(const CheckpointReader& checkpoint, Run* run) {

@@ -29,8 +29,9 @@ class FollowedFiles {
 
   // Writes the version, the one whose weights are here, to a file that is there whole or not at all, also when the machine
   // crashes; then removes the run's files that were written before the `retain` newest whole ones. Returns the file. A later
-  // version of the same step takes its place. SIGINT, SIGTERM and SIGHUP in the middle leave nothing of it. A file of changes is of the version that was written before, and smaller than
-  // a whole one. FAILED_PRECONDITION names what cannot be written.
+  // version of the same step takes its place. SIGINT, SIGTERM and SIGHUP in the middle leave nothing of it. A file of
+  // changes is of the version that was written before, and smaller than a whole one. FAILED_PRECONDITION names what cannot
+  // be written.
   absl::StatusOr<std::filesystem::path> Write(const Subscriber& subscriber, const FollowedVersion& version);
 
  private:

@@ -73,8 +73,9 @@ class OptimizerState(torch.optim.Optimizer):
         State that it holds, as torch's optimizers keep it, goes to the run with the parameters' weights at the next first
         gradient: into a new run, or in the middle of one, after a rollback; steps count on. Every rank loads the same
         before the same step; rank 0's is sent. A parameter without state is begun anew, and so are all by what this
-        optimizer saved before its first step; without any "state" options alone are taken else. A reference takes the run to its step. Gradients of a staged step that is open are to be dropped, by
-        zero_grad(). Rejected while another step is open, and of state that has no place.
+        optimizer saved before its first step; without any "state" options alone are taken else. A reference takes the run to
+        its step. Gradients of a staged step that is open are to be dropped, by zero_grad(). Rejected while another step is
+        open, and of state that has no place.
         """
         self.load_unhooked(_through(self._optimizer_load_state_dict_pre_hooks, self, dict(state_dict)))
 
