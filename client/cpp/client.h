@@ -323,7 +323,8 @@ class Client {
 
   virtual absl::Status BeginStep(const StepValues& values) = 0;
   // Takes a copy of `gradient`, which is in the group's gradient format or else in the tensor's dtype. To be called at
-  // most once for each tensor and micro-batch.
+  // most once for each tensor and micro-batch. A small one waits for others, half a millisecond at most and not beyond the
+  // end of the micro-batch, since waking the daemon costs as much as sending several.
   virtual absl::Status Push(uint32_t tensor, absl::Span<const std::byte> gradient) = 0;
   // Ends a micro-batch that is not the step's last; later pushes belong to the next one. Tensors not pushed in it are
   // sent as absent: they count as zero. next_is_last: the next one is the last, although BeginStep announced more.

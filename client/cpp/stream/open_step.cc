@@ -10,6 +10,12 @@
 #include "proto/checksum.h"
 
 namespace ballast {
+namespace {
+
+// Of gradients that wait to be sent: so much is worth waking the daemon for.
+constexpr uint64_t kWorthSendingBytes = 64 << 10;
+
+}  // namespace
 
 OpenStep::OpenStep(const TensorTable& tensors, v1::StepBegin begin, uint32_t micros, absl::Time now)
     : tensors_(tensors),
@@ -148,6 +154,10 @@ bool OpenStep::HasRequest(const CreditWindow& credit) const {
   if (next_ != Next::kGradients) return true;
   return MicroEndIsDue() ||
          (!MicroSent() && (MayGo(buffer_.next(), credit) || (credit.AllowsWanted() && WantedIsQueued())));
+}
+
+bool OpenStep::MayGather() const {
+  return next_ == Next::kGradients && !MicroEnded() && !WantedIsQueued() && buffer_.queued_bytes() < kWorthSendingBytes;
 }
 
 void OpenStep::NextRequest(CreditWindow* credit, v1::TrainRequest* request) {

@@ -60,6 +60,8 @@ class OpenStep {
 
   // The writer's side. HasRequest: NextRequest would fill *request. Sent: that request was handed to the transport.
   bool HasRequest(const CreditWindow& credit) const;
+  // Whether requests may wait a moment for more: all are small gradients, and others are being made.
+  bool MayGather() const;
   void NextRequest(CreditWindow* credit, v1::TrainRequest* request);
   void Sent(v1::TrainRequest* request);
   // The daemon has taken in so many gradients of the stream, as CreditWindow::sent counts them. *freed: what is no longer

@@ -44,8 +44,9 @@ void RetransmitBuffer::Add(uint32_t tensor, uint64_t first, std::vector<std::str
   Entry& entry = Begin(tensor, first);
   for (std::string& bytes : chunks) {
     queue_.push_back({.micro = micro(), .tensor = tensor, .chunk = entry.first + entry.chunks.size()});
-    bytes_ += bytes.size();
     const uint64_t size = bytes.size();
+    bytes_ += size;
+    queued_bytes_ += size;
     entry.chunks.push_back({.bytes = std::move(bytes), .size = size});
   }
   most_bytes_ = std::max(most_bytes_, bytes_);
@@ -57,6 +58,7 @@ bool RetransmitBuffer::queued(const ChunkRef& id) const {
 
 std::string RetransmitBuffer::Lend(const ChunkRef& id) {
   queue_.erase(std::find(queue_.begin(), queue_.end(), id));
+  queued_bytes_ -= Bytes(id);
   return std::move(At(id).bytes);
 }
 
@@ -89,6 +91,7 @@ void RetransmitBuffer::LeaveRooms(ChunkMemory* memory) {
 
 void RetransmitBuffer::FreeAll(Freed* freed) {
   queue_.clear();
+  queued_bytes_ = 0;
   for (const auto& [micro, tensor] : order_) {
     const Entry& entry = entries_[micro][tensor];
     const uint64_t end = entry.first + entry.chunks.size();
@@ -99,6 +102,7 @@ void RetransmitBuffer::FreeAll(Freed* freed) {
 std::optional<ChunkRef> RetransmitBuffer::Requeue(const std::function<bool(const ChunkRef&)>& held) {
   std::optional<ChunkRef> lost;
   queue_.clear();
+  queued_bytes_ = 0;
   for (const auto& [micro, tensor] : order_) {
     const Entry& entry = entries_[micro][tensor];
     for (uint64_t k = 0; k < entry.chunks.size(); ++k) {
@@ -106,6 +110,7 @@ std::optional<ChunkRef> RetransmitBuffer::Requeue(const std::function<bool(const
       if (held(id)) continue;
       if (entry.chunks[k].freed) lost = id;
       queue_.push_back(id);
+      queued_bytes_ += entry.chunks[k].size;
     }
   }
   return lost;

@@ -73,6 +73,7 @@ class RetransmitBuffer {
   bool all_sent() const { return queue_.empty(); }
   const ChunkRef& next() const { return queue_.front(); }
   bool queued(const ChunkRef& id) const;
+  uint64_t queued_bytes() const { return queued_bytes_; }
   uint64_t Bytes(const ChunkRef& id) const {
     const Entry& entry = entries_[id.micro][id.tensor];
     return entry.chunks[id.chunk - entry.first].size;
@@ -126,6 +127,7 @@ class RetransmitBuffer {
   std::vector<std::vector<Entry>> entries_;  // by micro-batch and tensor
   std::vector<Push> order_;                  // of the pushes
   std::deque<ChunkRef> queue_;
+  uint64_t queued_bytes_ = 0;
   uint64_t bytes_ = 0, most_bytes_ = 0;  // kept here, those lent too
 };
 

@@ -147,9 +147,16 @@ class StepStream {
   CreditWindow Allowance() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool HasMore() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool WriterHasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return HasMore() && !writing_; }
+  // Waits for more small gradients, so that the daemon wakes to several. Whoever pushes is not held up.
+  void Gather() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void WriteTurn();
   Turn TakeTurn() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Turn HalfClose() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status MayPush(uint32_t tensor) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status NoMemoryFor(uint32_t tensor, uint64_t bytes) const;
+  // A gradient of one chunk that gathers with others; any other.
+  absl::Status PushSmall(uint32_t tensor, absl::Span<const std::byte> gradient);
+  absl::Status PushInPortions(uint32_t tensor, absl::Span<const std::byte> gradient);
   // Whether a chunk that is pushed now is the next to be written, and Push may write it; writes what comes before it.
   bool AwaitTurn();
   // False: the chunk is not sent, and to be buffered. std::bad_alloc: as in GiveTurnUp.

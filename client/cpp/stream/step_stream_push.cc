@@ -38,13 +38,44 @@ absl::Status StepStream::Push(uint32_t tensor, absl::Span<const std::byte> gradi
                                                    " bytes, wanted ", wire.gradient_bytes(), " (", wire.held_elements(),
                                                    " x ", wire.gradient, ")"));
   }
+  const bool small = gradient.size() < kLeastSentNow && wire.first_chunk + 1 >= wire.end_chunk;
+  return small ? PushSmall(tensor, gradient) : PushInPortions(tensor, gradient);
+}
+
+absl::Status StepStream::MayPush(uint32_t tensor) const {
+  if (!status_.ok()) return status_;
+  if (!step_) {
+    return absl::FailedPreconditionError(absl::StrCat("Push of ", tensors_.Name(tensor), " before BeginStep"));
+  }
+  return step_->MayPush(tensor);
+}
+
+absl::Status StepStream::NoMemoryFor(uint32_t tensor, uint64_t bytes) const {
+  return absl::ResourceExhaustedError(
+      absl::StrCat("Push of ", tensors_.Name(tensor), ": there is no host memory for a copy of ", bytes, " bytes"));
+}
+
+absl::Status StepStream::PushSmall(uint32_t tensor, absl::Span<const std::byte> gradient) {
+  const WireTensor& wire = tensors_[tensor];
+  FreedChunks freed(&memory_);  // outlives the lock
+  try {
+    std::vector<std::string> chunk =
+        CutIntoChunks(tensors_, tensor, wire.first_chunk, wire.end_chunk, gradient, &memory_);
+    absl::MutexLock lock(&mu_);
+    if (auto s = MayPush(tensor); !s.ok()) return s;
+    step_->Push(tensor, std::move(chunk), freed.get());
+    Release(freed.get());
+  } catch (const std::bad_alloc&) {
+    return NoMemoryFor(tensor, gradient.size());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StepStream::PushInPortions(uint32_t tensor, absl::Span<const std::byte> gradient) {
+  const WireTensor& wire = tensors_[tensor];
   {
     absl::MutexLock lock(&mu_);
-    if (!status_.ok()) return status_;
-    if (!step_) {
-      return absl::FailedPreconditionError(absl::StrCat("Push of ", tensors_.Name(tensor), " before BeginStep"));
-    }
-    if (auto s = step_->MayPush(tensor); !s.ok()) return s;
+    if (auto s = MayPush(tensor); !s.ok()) return s;
   }
   uint64_t first = wire.first_chunk;
   try {
@@ -63,8 +94,7 @@ absl::Status StepStream::Push(uint32_t tensor, absl::Span<const std::byte> gradi
       first = last;
     } while (first < wire.end_chunk);
   } catch (const std::bad_alloc&) {
-    const absl::Status none = absl::ResourceExhaustedError(absl::StrCat(
-        "Push of ", tensors_.Name(tensor), ": there is no host memory for a copy of ", gradient.size(), " bytes"));
+    const absl::Status none = NoMemoryFor(tensor, gradient.size());
     if (first > wire.first_chunk) Fail(none);  // a part of it may have left
     return none;
   }
@@ -76,10 +106,11 @@ bool StepStream::AwaitTurn() {
     {
       absl::MutexLock lock(&mu_);
       const auto idle = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return !writing_; };
-      if (!open_ || !call_->transport->has_rooms() || !step_ || !step_->all_sent()) return false;
+      if (!open_ || !call_->transport->has_rooms() || !step_) return false;
+      if (!step_->all_sent() && !step_->MayGather()) return false;  // the writer is busy
       if (!mu_.AwaitWithTimeout(absl::Condition(&idle), kTurn) || !open_) return false;
       if (!call_->transport->writes_at_once()) return false;
-      if (!WriterHasWork()) return true;
+      if (!WriterHasWork()) return step_ && step_->all_sent();
     }
     WriteTurn();
   }

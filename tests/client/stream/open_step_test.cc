@@ -160,6 +160,57 @@ TEST_F(OpenStepTest, TheEndIsSentAgainAsItWas) {
   }
 }
 
+TEST_F(OpenStepTest, SmallGradientsMayWaitForOthersWhileThoseAreMade) {
+  Push(1);
+  EXPECT_FALSE(step_->MayGather());  // the step's begin goes at once
+  EXPECT_THAT(Drain(&credit_), ElementsAre("step_begin", "micro_begin", "1.0"));
+  Push(3);
+  EXPECT_TRUE(step_->MayGather());
+  step_->Want({.tensor = 3, .chunk = 1});
+  EXPECT_FALSE(step_->MayGather());
+  EXPECT_THAT(Drain(&credit_), ElementsAre("3.0", "3.1"));
+  Push(0);
+  EXPECT_TRUE(step_->MayGather());
+  End(std::nullopt);
+  EXPECT_FALSE(step_->MayGather());
+}
+
+TEST_F(OpenStepTest, AfterALostConnectionWhatIsQueuedAgainMayGatherToo) {
+  Push(1);
+  Drain(&credit_);
+  v1::Open open;
+  ASSERT_TRUE(step_->Resume(Holding(0, {}), &open).ok());
+  v1::TrainRequest begin;
+  step_->NextRequest(&credit_, &begin);
+  step_->NextRequest(&credit_, &begin);
+  EXPECT_TRUE(step_->MayGather());
+}
+
+TEST(GatherTest, MuchIsNotKeptWaiting) {
+  v1::RunSpec spec = FakeSpec();
+  spec.mutable_tensors(0)->set_shape(0, 16 << 10);
+  const TensorTable tensors = TensorTable::Create(spec, 4096).value();
+  v1::StepBegin begin;
+  begin.set_step(7);
+  OpenStep step(tensors, begin, /*micros=*/1, absl::UnixEpoch());
+  CreditWindow credit(1 << 20);
+  ChunkMemory memory;
+  const std::string gradient(tensors[0].gradient_bytes(), 'g');
+  const auto push = [&](uint64_t first, uint64_t last) {
+    Freed freed;
+    step.Push(0, CutIntoChunks(tensors, 0, first, last, BytesOf(gradient), &memory), &freed);
+  };
+  v1::TrainRequest request;
+  push(0, 3);
+  step.NextRequest(&credit, &request);
+  step.NextRequest(&credit, &request);
+  EXPECT_TRUE(step.MayGather());
+  push(3, 4);
+  EXPECT_FALSE(step.MayGather());
+  step.NextRequest(&credit, &request);
+  EXPECT_TRUE(step.MayGather());
+}
+
 class MicroBatchesTest : public OpenStepTest {
  protected:
   MicroBatchesTest() {
@@ -191,6 +242,7 @@ TEST_F(MicroBatchesTest, EachMicroBatchIsSentWholeBeforeTheNext) {
   Push(3);
   EXPECT_EQ(step_->MayPush(1).code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(step_->MayEndMicro().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_FALSE(step_->MayGather());  // the first micro-batch is over: others may wait for its end
   EXPECT_THAT(Drain(&credit_), ElementsAre("micro_end", "micro_begin", "1.0", "3.0", "3.1"));
   ASSERT_TRUE(step_->MayEnd(/*discard=*/false).ok());
   End(1.5);
