@@ -84,7 +84,7 @@ class Binding:
 
     @property
     def on_host(self) -> bool:
-        return self.parameter.device.type == "cpu"
+        return self.parameter.is_cpu
 
     def follow(self) -> bool:
         """Brings `landing` to where the parameter is now; True if the client is not bound to it."""
@@ -232,13 +232,15 @@ class Binding:
                 f"{self.parameter.dtype} {tuple(self.shape)}: both must be the same"
             )
         own = in_memory(grad.detach())
-        sent = (
-            own.to(self._gradient) if self._feedback is None else self._feedback.round(own, self._gradient, loss_scale)
-        )
-        if self._feedback is None:
+        if self._feedback is not None:
+            sent = self._feedback.round(own, self._gradient, loss_scale)
+        elif own.dtype == self._gradient:  # to() costs as much as all else here, even where it does nothing
+            sent = own
+        else:
+            sent = own.to(self._gradient)
             losses.count(step, own, sent)
         sent = sent.contiguous()
-        return sent if is_staged(sent) else sent.to("cpu")
+        return sent if sent.is_cpu or is_staged(sent) else sent.to("cpu")
 
     @property
     def gradient_nbytes(self) -> int:

@@ -26,7 +26,7 @@ def room_of(nbytes: int) -> int:
 
 def is_staged(gradient: Tensor) -> bool:
     """Whether a gradient leaves its device by way of GradientStaging. Not from AMD's, which torch calls "cuda" too."""
-    return gradient.device.type == "cuda" and torch.version.hip is None
+    return gradient.is_cuda and torch.version.hip is None
 
 
 def refuse_capture(gradient: Tensor) -> None:

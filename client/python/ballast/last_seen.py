@@ -31,9 +31,10 @@ class LastSeen:
         """As it is now."""
         p = local_of(self._parameter)
         self._version, address = self._versions(p), p.data_ptr()
-        self._address = address
-        there = p.nbytes if p.is_contiguous() else p.element_size()  # where codes are the weights it is one element
-        self._readable = there if address and p.device.type == "cpu" else 0
+        if address != self._address:
+            there = p.nbytes if p.is_contiguous() else p.element_size()  # where codes are the weights it is one element
+            self._readable = there if address and p.is_cpu else 0
+            self._address = address
         begin = self._begin + _PART_BYTES
         self._begin = begin if begin < self._readable else 0
         self._nbytes = min(_PART_BYTES, self._readable - self._begin)
@@ -49,7 +50,8 @@ class LastSeen:
     def moved(self) -> bool:
         """Whether the version or the memory is another: perhaps the weights are as they were all the same."""
         p = local_of(self._parameter)
-        return self._versions(p) != self._version or p.data_ptr() != self._address
+        version = p._version if p is self._parameter else self._versions(p)
+        return version != self._version or p.data_ptr() != self._address
 
     def _versions(self, local: Tensor) -> int:
         p = self._parameter

@@ -209,7 +209,7 @@ class Session:
     @property
     def step(self) -> int:
         """The number of the step that is open, or comes next."""
-        return self._client.step
+        return self._open_step if self.step_open else self._client.step
 
     @property
     def begun(self) -> bool:
@@ -236,6 +236,7 @@ class Session:
             self.weights.follow(self._bindings)
         self._loss_scale = loss_scale
         self._client.begin_step(groups, loss_scale, self.micro_batches.count)
+        self._open_step = self._client.step
         self.step_open = True
 
     def refuse_overwritten(self, parameters: Iterable[Tensor]) -> None:

@@ -98,17 +98,24 @@ class Steps(StepOutcomes):
             self._rewound = rewound  # FSDP's ranks wait for one another, and hear of it at different gradients
 
     def _receive(self, parameter: Tensor) -> None:
-        with self.lock, self.following():
+        with self.lock:
             grad, on_top = self._sent.take(parameter)
             if grad is None or self._rejoin.in_dead_backward or self._rewound is not None:
                 return
-            session = self.joined()
             try:
-                if not on_top and self._sent.taken_back_before(parameter, session.step, session.staged):
-                    self._discard(session)
-                self._send(session, parameter, grad)
-            finally:
-                self._sent.mark_again(parameter)
+                self._take_in(parameter, grad, on_top)
+            except RunRewound as rewound:  # as following(), which costs each gradient more
+                self._follow_once(rewound)
+                raise
+
+    def _take_in(self, parameter: Tensor, grad: Tensor, on_top: bool) -> None:
+        session = self.joined()
+        try:
+            if not on_top and self._sent.taken_back_before(parameter, session.step, session.staged):
+                self._discard(session)
+            self._send(session, parameter, grad)
+        finally:
+            self._sent.mark_again(parameter)
 
     def _send(self, session: Session, parameter: Tensor, grad: Tensor) -> None:
         refuse_capture(grad)
@@ -350,9 +357,12 @@ class Steps(StepOutcomes):
         try:
             yield
         except RunRewound as rewound:
-            if not rewound.followed:
-                self.follow(rewound)
+            self._follow_once(rewound)
             raise
+
+    def _follow_once(self, rewound: RunRewound) -> None:
+        if not rewound.followed:
+            self.follow(rewound)
 
     def _tell_rewound(self) -> None:
         rewound, self._rewound = self._rewound, None

@@ -91,6 +91,8 @@ def is_standing_in(weight: Tensor) -> bool:
 
 def give_weights_back(weight: Tensor) -> None:
     """The parameter has memory again, whoever has taken it, and whether the layer is there or not."""
+    if not _asked:  # each gradient comes here, and a look costs more
+        return
     for _, codes in _asked.get(weight, []):
         if codes.stands_in(weight):
             codes.give_back(weight)
