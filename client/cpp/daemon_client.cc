@@ -108,8 +108,11 @@ absl::StatusOr<Response> DaemonClient::Call(Stub& stub,
 }
 
 absl::Status DaemonClient::Explain(const absl::Status& status, const std::string& run) const {
-  if (!absl::IsNotFound(status) || run != found_run_ || !RestartedSince(*connection_, found_since_)) return status;
-  absl::Status after = RunAfterRestart(*connection_, run);
+  if (!absl::IsNotFound(status) || run != found_run_) return status;
+  const absl::StatusOr<bool> restarted = RestartedSince(*connection_, found_since_);
+  if (!restarted.ok()) return connection_->Explain(restarted.status());
+  if (!*restarted) return status;
+  absl::Status after = connection_->Explain(RunAfterRestart(*connection_, run));
   if (RewoundTo(after) && stream_ && run == run_id_) stream_->AwaitEnd(kTellTimeout);
   return after;
 }

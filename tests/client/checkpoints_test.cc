@@ -112,6 +112,34 @@ TEST(CheckpointsTest, ARunThatWasReadBackFromTheDiskIsFollowedAsARewind) {
   EXPECT_EQ(next->result.step(), 121u);
 }
 
+// A daemon that is killed again as it comes back, by whoever restarts it too, has neither lost the run nor kept it.
+TEST(CheckpointsTest, ADaemonThatIsGoneAgainBeforeItCanTellIsAskedAgain) {
+  const FakeDaemon::Refusal gone{{grpc::StatusCode::UNAVAILABLE, "Connection reset by the test"}};
+  for (const auto ask : {&FakeDaemon::RefuseGetServer, &FakeDaemon::RefuseListRuns}) {
+    FakeDaemon daemon;
+    Trainer trainer(daemon.address());
+    ASSERT_TRUE(trainer.Attach().ok());
+    daemon.ReadRunBack(120);
+    (daemon.*ask)(gone);
+    const absl::Status told = trainer.Step().status();
+    EXPECT_EQ(RewoundTo(told), 120u) << told;
+  }
+}
+
+TEST(CheckpointsTest, ACallToADaemonThatIsGoneAgainBeforeItCanTellIsUnavailable) {
+  const FakeDaemon::Refusal gone{{grpc::StatusCode::UNAVAILABLE, "Connection reset by the test"}};
+  for (const auto ask : {&FakeDaemon::RefuseGetServer, &FakeDaemon::RefuseListRuns}) {
+    FakeDaemon daemon;
+    Trainer trainer(daemon.address());
+    ASSERT_TRUE(trainer.Attach().ok());
+    daemon.ForgetRun();
+    daemon.RefusePull({{grpc::StatusCode::NOT_FOUND, "no run 'r'"}});
+    (daemon.*ask)(gone);
+    const absl::Status told = trainer.client->Pull("r", {}, [](auto...) { return absl::OkStatus(); });
+    EXPECT_EQ(told.code(), absl::StatusCode::kUnavailable) << told;
+  }
+}
+
 TEST(CheckpointsTest, AnotherRunOfThatNameIsNotFollowed) {
   FakeDaemon daemon;
   Trainer trainer(daemon.address());

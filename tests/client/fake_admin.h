@@ -25,14 +25,18 @@ class FakeDaemon::Admin final : public v1::AdminService::Service {
     return {grpc::StatusCode::FAILED_PRECONDITION, "this daemon has no storage"};
   }
 
-  grpc::Status GetServer(grpc::ServerContext*, const v1::GetServerRequest*, v1::GetServerResponse* response) override {
+  grpc::Status GetServer(grpc::ServerContext* context, const v1::GetServerRequest*,
+                         v1::GetServerResponse* response) override {
     absl::MutexLock lock(&daemon_.mu_);
+    if (!daemon_.server_refusals_.empty()) return Tell(context, &daemon_.server_refusals_);
     response->set_version("0.1.0");
     response->set_uptime_s(daemon_.forgot_ ? 0 : 1e6);
     return grpc::Status::OK;
   }
-  grpc::Status ListRuns(grpc::ServerContext*, const v1::ListRunsRequest*, v1::ListRunsResponse* response) override {
+  grpc::Status ListRuns(grpc::ServerContext* context, const v1::ListRunsRequest*,
+                        v1::ListRunsResponse* response) override {
     absl::MutexLock lock(&daemon_.mu_);
+    if (!daemon_.list_refusals_.empty()) return Tell(context, &daemon_.list_refusals_);
     if (daemon_.forgot_ && !daemon_.read_back_) return grpc::Status::OK;
     v1::RunStatus* run = response->add_runs();
     run->set_run_id("r");

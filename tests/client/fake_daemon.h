@@ -71,6 +71,8 @@ class FakeDaemon final : public v1::TrainerService::Service {
   void RefuseCreateRun(Refusal refusal) { RefuseNext(&FakeDaemon::creation_refusals_, std::move(refusal)); }
   void RefuseAttach(Refusal refusal) { RefuseNext(&FakeDaemon::refusals_, std::move(refusal)); }
   void RefusePull(Refusal refusal) { RefuseNext(&FakeDaemon::pull_refusals_, std::move(refusal)); }
+  void RefuseGetServer(Refusal refusal) { RefuseNext(&FakeDaemon::server_refusals_, std::move(refusal)); }
+  void RefuseListRuns(Refusal refusal) { RefuseNext(&FakeDaemon::list_refusals_, std::move(refusal)); }
   void CutLoads();  // each LoadState, from now on
   // Ends the open stream at its next message, and NOT_FOUND from then on: a daemon started anew.
   void ForgetRun();
@@ -164,6 +166,7 @@ class FakeDaemon final : public v1::TrainerService::Service {
   Seen seen_ ABSL_GUARDED_BY(mu_);
   std::deque<Refusal> refusals_ ABSL_GUARDED_BY(mu_);
   std::deque<Refusal> pull_refusals_ ABSL_GUARDED_BY(mu_), creation_refusals_ ABSL_GUARDED_BY(mu_);
+  std::deque<Refusal> server_refusals_ ABSL_GUARDED_BY(mu_), list_refusals_ ABSL_GUARDED_BY(mu_);
   bool cuts_loads_ ABSL_GUARDED_BY(mu_) = false;
   bool loaded_here_ ABSL_GUARDED_BY(mu_) = false;
   std::vector<uint64_t> digests_ ABSL_GUARDED_BY(mu_);

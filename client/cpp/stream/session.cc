@@ -42,12 +42,12 @@ absl::Status StepTooLong(const AttachOptions& options, const absl::Status& statu
       "; it was not over within ", options.join_timeout_s, " s: see what its ranks wait for, or raise join_timeout_s"));
 }
 
-// The run, where the daemon has it from its disk; a daemon that does not say has not.
-std::optional<v1::RunStatus> ReadBack(Connection& connection, const std::string& run_id) {
+// The run, where the daemon has it from its disk; a daemon that does not say has not. An error: none answers.
+absl::StatusOr<std::optional<v1::RunStatus>> ReadBack(Connection& connection, const std::string& run_id) {
   v1::ListRunsResponse runs;
   const absl::Status answer = connection.Call(connection.admin(), &v1::AdminService::Stub::ListRuns,
                                               v1::ListRunsRequest(), &runs, kServerTimeout);
-  if (!answer.ok()) return std::nullopt;
+  if (IsLost(answer)) return answer;
   for (const v1::RunStatus& run : runs.runs()) {
     if (run.run_id() == run_id && !run.durability().restored().empty()) return run;
   }
@@ -104,16 +104,19 @@ absl::StatusOr<v1::AttachResponse> ResumeSession(Connection& connection, const A
   return response;
 }
 
-bool RestartedSince(Connection& connection, absl::Time since) {
+absl::StatusOr<bool> RestartedSince(Connection& connection, absl::Time since) {
   v1::GetServerResponse info;
   const absl::Status answer = connection.Call(connection.admin(), &v1::AdminService::Stub::GetServer,
                                               v1::GetServerRequest(), &info, kServerTimeout);
+  if (IsLost(answer)) return answer;
   return answer.ok() && absl::Seconds(info.uptime_s()) < absl::Now() - since;
 }
 
 absl::Status RunAfterRestart(Connection& connection, const std::string& run_id) {
-  if (const auto run = ReadBack(connection, run_id)) {
-    return RewoundError(run->step(), run->generation(),
+  const auto run = ReadBack(connection, run_id);
+  if (!run.ok()) return run.status();
+  if (*run) {
+    return RewoundError((*run)->step(), (*run)->generation(),
                         absl::StrCat("the daemon at ", connection.server(), " restarted and read run '", run_id,
                                      "' back from its disk as it was then; "));
   }
@@ -126,7 +129,9 @@ absl::Status RunAfterRestart(Connection& connection, const std::string& run_id) 
 
 absl::Status ExplainMissingRun(Connection& connection, const std::string& run_id, absl::Time since,
                                const absl::Status& found) {
-  if (RestartedSince(connection, since)) return RunAfterRestart(connection, run_id);
+  const absl::StatusOr<bool> restarted = RestartedSince(connection, since);
+  if (!restarted.ok()) return restarted.status();
+  if (*restarted) return RunAfterRestart(connection, run_id);
   return absl::NotFoundError(absl::StrCat("the daemon at ", connection.server(), " no longer holds run '", run_id,
                                           "', perhaps it was deleted: ", found.message()));
 }

@@ -29,13 +29,14 @@ absl::StatusOr<v1::AttachResponse> ResumeSession(Connection& connection, const A
                                                  const std::string& token, bool want_digests,
                                                  grpc::ClientContext* context);
 
-// Whether the daemon that answers now started after `since`. False when none does.
-bool RestartedSince(Connection& connection, absl::Time since);
+// Whether the daemon that answers now started after `since`. An error, as IsLost knows them: none does.
+absl::StatusOr<bool> RestartedSince(Connection& connection, absl::Time since);
 // What a trainer is told then: where the daemon has read the run back from its disk, that it was rewound
-// (proto/rewound.h); else NOT_FOUND, and what to do.
+// (proto/rewound.h); else NOT_FOUND, and what to do. Of a daemon that is gone again nothing can be told: as IsLost knows.
 absl::Status RunAfterRestart(Connection& connection, const std::string& run_id);
 
-// What NOT_FOUND means to a client whose session began at `since`: the daemon started again, or the run was deleted.
+// What NOT_FOUND means to a client whose session began at `since`: the daemon started again, or the run was deleted; or,
+// where the daemon is gone again before it can be asked, as IsLost knows: ask again.
 absl::Status ExplainMissingRun(Connection& connection, const std::string& run_id, absl::Time since,
                                const absl::Status& found);
 

@@ -309,7 +309,7 @@ absl::StatusOr<v1::AttachResponse> StepStream::Resume(const absl::Status& why) {
       return grant;
     }
     if (absl::IsNotFound(grant.status())) {
-      return ExplainMissingRun(connection_, options_.run_id, attached_at_, grant.status());
+      grant = ExplainMissingRun(connection_, options_.run_id, attached_at_, grant.status());
     }
     if (!MayPass(grant.status())) return grant;
     stated = RetryAfter(grant.status()).value_or(absl::ZeroDuration());
