@@ -172,7 +172,7 @@ class PartsClient final : public Client {
   absl::StatusOr<MeasuredStep> TakeMeasures(Step* step, MeasureFutures* futures);
   absl::StatusOr<StepResult> EndStaged(Step* step, MeasureFutures* measures, std::optional<double> loss,
                                        StepEndValues values);
-  absl::StatusOr<StepResult> TakeResults(ResultFutures* futures);
+  absl::StatusOr<StepResult> TakeResults(const Step& step, ResultFutures* futures);
   // True: it has taken the run back.
   bool GoBackIfTorn(const v1::StepResult& whole, const std::vector<v1::StepResult>& told);
   void Finish(Step* step, absl::StatusOr<StepResult> result, std::promise<absl::StatusOr<StepResult>>* promise);

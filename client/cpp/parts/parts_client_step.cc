@@ -255,7 +255,9 @@ std::future<absl::StatusOr<StepResult>> PartsClient::EndStep(std::optional<doubl
     step_->ended = true;
   }
   auto futures = std::make_shared<ResultFutures>(*std::move(ends));
-  Post([this, step = step_, futures, promise] { Finish(step.get(), TakeResults(futures.get()), promise.get()); });
+  Post([this, step = step_, futures, promise] {
+    Finish(step.get(), TakeResults(*step, futures.get()), promise.get());
+  });
   return promise->get_future();
 }
 
@@ -272,7 +274,7 @@ absl::StatusOr<StepResult> PartsClient::EndStaged(Step* step, MeasureFutures* me
     absl::MutexLock lock(&mu_);
     ends_sent_ = true;
   }
-  return TakeResults(&*ends);
+  return TakeResults(*step, &*ends);
 }
 
 absl::StatusOr<PartsClient::ResultFutures> PartsClient::SendEnds(std::optional<double> loss, StepEndValues values) {
@@ -290,7 +292,7 @@ absl::StatusOr<PartsClient::ResultFutures> PartsClient::SendEnds(std::optional<d
   return futures;
 }
 
-absl::StatusOr<StepResult> PartsClient::TakeResults(ResultFutures* futures) {
+absl::StatusOr<StepResult> PartsClient::TakeResults(const Step& step, ResultFutures* futures) {
   auto results = AwaitAll(futures, [](const StepResult&) { return false; });
   if (!results.ok()) return results.status();
   std::vector<v1::StepResult> told;
@@ -303,6 +305,8 @@ absl::StatusOr<StepResult> PartsClient::TakeResults(ResultFutures* futures) {
   }
   StepResult whole{.result = MergeResults(told, whole_.placement, names_, whole_.staged()),
                    .timing = MergeTimings(*results)};
+  // Who discards a step has brought no part the whole's.
+  if (step.whole && whole.result.reason() == "discarded") whole.result.set_grad_norm(step.whole->grad_norm());
   for (uint32_t part = 0; part < parts(); ++part) {
     for (const uint32_t tensor : (*results)[part].received) {
       whole.received.push_back(whole_.placement.numbers(part)[tensor]);

@@ -68,6 +68,13 @@ std::vector<Variation> Verdicts() {
          Ranks(t, 2);
          t->ends[2] = t->ends[4] = {.discard = true};
        }},
+      {"discarded_when_measured",
+       [](Training* t) {
+         Staged(t);
+         Ranks(t, 2);
+         t->measures = true;
+         t->ends[2] = t->ends[4] = {.discard = true};
+       }},
       {"spikes_skip",
        [](Training* t) {
          Staged(t);
