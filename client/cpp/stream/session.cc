@@ -122,7 +122,8 @@ absl::Status RunAfterRestart(Connection& connection, const std::string& run_id) 
   }
   return absl::NotFoundError(absl::StrCat("the daemon at ", connection.server(), " restarted and no longer holds run '",
                                           run_id,
-                                          "' (without storage.dir it keeps runs in memory only): its weights and "
+                                          "' (it keeps runs in memory until their first checkpoint, and without "
+                                          "storage.dir in memory only): its weights and "
                                           "moments are gone there. Create the run again and load the weights of your "
                                           "last checkpoint: start every trainer of the run anew from it"));
 }
