@@ -3,11 +3,14 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <atomic>
+#include <optional>
 
+#include "absl/base/attributes.h"
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "absl/synchronization/mutex.h"
 
 #include "server/base/log.h"
 
@@ -18,27 +21,34 @@ struct Armed {
   std::string name;
   int visit = 1;  // at which something happens; 0: at each
   enum class Action { kKill, kStop, kSkip } action = Action::kKill;
+  int visits = 0;
 };
-Armed armed;
-std::atomic<int> visits = 0;
+ABSL_CONST_INIT absl::Mutex armed_mu(absl::kConstInit);
+Armed armed ABSL_GUARDED_BY(armed_mu);
 
-bool IsDue(const char* name) {
-  if (armed.name != name) return false;
-  const int visit = ++visits;
-  return armed.visit == 0 || visit == armed.visit;
+// skips: whether the caller can leave something out, and nothing else. None: nothing happens at this visit.
+std::optional<Armed::Action> ActionAt(const char* name, bool skips) {
+  absl::MutexLock lock(&armed_mu);
+  if (armed.name != name || (armed.action == Armed::Action::kSkip) != skips) return std::nullopt;
+  const int visit = ++armed.visits;
+  if (armed.visit != 0 && visit != armed.visit) return std::nullopt;
+  return armed.action;
 }
 
 }  // namespace
 
 void Failpoint(const char* name) {
-  if (!IsDue(name)) return;
+  const auto action = ActionAt(name, /*skips=*/false);
+  if (!action) return;
   // A signal to this thread is taken before the call returns; one to the process may be taken by another thread later.
-  armed.action == Armed::Action::kStop ? raise(SIGSTOP) : kill(getpid(), SIGKILL);
+  action == Armed::Action::kStop ? raise(SIGSTOP) : kill(getpid(), SIGKILL);
 }
 
-bool LeftOut(const char* name) { return armed.action == Armed::Action::kSkip && IsDue(name); }
+bool LeftOut(const char* name) { return ActionAt(name, /*skips=*/true).has_value(); }
 
 void ArmFailpoint(const std::string& place) {
+  absl::MutexLock lock(&armed_mu);
+  armed = {};
   absl::string_view text = place;
   if (absl::ConsumeSuffix(&text, ":stop")) armed.action = Armed::Action::kStop;
   if (absl::ConsumeSuffix(&text, ":skip")) armed.action = Armed::Action::kSkip;

@@ -14,7 +14,7 @@ namespace ballast {
 void Failpoint(const char* name);
 // Whether the call that stands here is left out now.
 bool LeftOut(const char* name);
-// Of one place, before any other thread:
+// Of one place, in place of the one before; "": of none.
 //   checkpoint.published=2        the process ends when it comes there for the second time
 //   checkpoint.published=2:stop   it stands still there (SIGSTOP), the calling thread exactly there
 //   fs.sync=3:skip                the third call is left out; fs.sync=0:skip: each

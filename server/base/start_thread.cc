@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "server/base/failpoint.h"
 #include "server/base/log.h"
 
 namespace ballast {
@@ -15,6 +16,7 @@ NoThread::NoThread(const std::string& reason)
                          "pids limit")) {}
 
 std::thread StartThread(std::function<void()> run) try {
+  if (LeftOut("thread.start")) throw std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again));
   return std::thread(std::move(run));
 } catch (const std::system_error& error) {
   const NoThread none(error.code().message());

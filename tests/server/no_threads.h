@@ -1,31 +1,17 @@
-// While it lives, no thread can be started in this process, as when a limit of processes is reached: none that leaves the
-// size of its stack to the system.
+// While it lives, the daemon can start no thread, as when a limit of processes is reached. Libraries can: gRPC, where a thread of
+// its own pools is refused, waits at its end for ever for that thread.
 #pragma once
 
-#include <gtest/gtest.h>
-#include <pthread.h>
+#include "server/base/failpoint.h"
 
 namespace ballast::testing {
 
 class NoThreads {
  public:
-  NoThreads() {
-    EXPECT_EQ(pthread_getattr_default_np(&before_), 0);
-    pthread_attr_t huge;
-    pthread_attr_init(&huge);
-    EXPECT_EQ(pthread_attr_setstacksize(&huge, size_t{1} << 50), 0);
-    EXPECT_EQ(pthread_setattr_default_np(&huge), 0);
-    pthread_attr_destroy(&huge);
-  }
-  ~NoThreads() {
-    pthread_setattr_default_np(&before_);
-    pthread_attr_destroy(&before_);
-  }
+  NoThreads() { ArmFailpoint("thread.start=0:skip"); }
+  ~NoThreads() { ArmFailpoint(""); }
   NoThreads(const NoThreads&) = delete;
   NoThreads& operator=(const NoThreads&) = delete;
-
- private:
-  pthread_attr_t before_;
 };
 
 }  // namespace ballast::testing
