@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -35,6 +37,41 @@ def test_gradients_are_gone_and_weights_are_in_place(adamw: AdamW) -> None:
     result = result_of(optimizer)
     assert (result.step, result.outcome, result.reason, result.applied) == (1, "APPLIED", "", True)
     assert result.grad_norm > 0 and not result.not_applied and not optimizer.step_was_skipped
+
+
+@pytest.mark.parametrize(
+    "loss", [2, 2.0, torch.tensor(2.0), torch.tensor([2.0]), np.float32(2.0), np.array(2.0)], ids=repr
+)
+def test_a_loss_of_one_number_is_told(loss: Any, adamw: AdamW) -> None:
+    model = layered(seed=1)
+    optimizer = adamw(model.named_parameters())
+    model(torch.ones(2, 8)).sum().backward()
+    optimizer.step(loss=loss)
+    assert optimizer.run_status().loss == 2
+
+
+@pytest.mark.parametrize("loss", [torch.ones(3), np.ones(3), "2", [2.0]], ids=repr)
+def test_a_loss_that_is_not_one_number_is_refused_and_the_step_stays_open(loss: Any, adamw: AdamW) -> None:
+    model = layered(seed=1)
+    optimizer = adamw(model.named_parameters())
+    model(torch.ones(2, 8)).sum().backward()
+    for tell in (optimizer.report_loss, lambda given: optimizer.step(loss=given)):
+        with pytest.raises(ballast.Rejected, match="the loss is .*: it must be one number, such as the mean"):
+            tell(loss)
+    optimizer.step()
+    assert result_of(optimizer).step == 1 and optimizer.run_status().loss is None
+
+
+def test_a_closure_may_return_what_is_no_loss(adamw: AdamW) -> None:
+    model = layered(seed=1)
+    optimizer = adamw(model.named_parameters())
+
+    def closure() -> str:
+        model(torch.ones(2, 8)).sum().backward()
+        return "done"
+
+    assert optimizer.step(closure) == "done"
+    assert result_of(optimizer).applied
 
 
 def test_bytes_move_while_backward_runs(adamw: AdamW) -> None:

@@ -27,7 +27,7 @@ from ballast.optimizer_state import OptimizerState
 from ballast.options import COMMON, RunOptions, check_names, complete_group
 from ballast.parameters import ParameterList
 from ballast.rejoin import Rejoin
-from ballast.result import StepResult, as_loss
+from ballast.result import StepResult, as_loss, told_loss
 from ballast.rule import Rule
 from ballast.settings import RunSettings
 from ballast.starting_state import StartingState
@@ -113,7 +113,7 @@ class Optimizer(Prepared, InStep, Durable, Averaging, OptimizerState, Uncopyable
         """Ends the step and returns when every new weight is in place; with overlap_forward, at once.
 
         closure: evaluates the model, calls backward() and returns the loss, as for torch's optimizers.
-        loss: told to the daemon, for its metrics; default: what the closure returned.
+        loss: told to the daemon, for its metrics; one number; default: what the closure returned, if that is one.
         Returns what the closure returned, else None. What became of the step is in `last_result`.
 
         Nothing happens within Accelerate's accumulate(), but in the step's last micro-batch. Parameters without a gradient
@@ -126,7 +126,7 @@ class Optimizer(Prepared, InStep, Durable, Averaging, OptimizerState, Uncopyable
             RunFenced: another trainer took this rank over.
             RunRewound: the run was taken back to an earlier step, and this trainer with it.
             Rejected: param_groups were changed since the first gradient of a step that is not staged, micro-batches are
-                missing, or a gradient cannot be sent.
+                missing, a gradient cannot be sent, or the loss is not one number.
             KeyboardInterrupt: while waiting; calling step() again waits on.
         """
         value = None
@@ -137,7 +137,7 @@ class Optimizer(Prepared, InStep, Durable, Averaging, OptimizerState, Uncopyable
                 value = closure()
         self._tell(self._steps.take_untold())
         with self._steps.lock, self._steps.following():
-            result = self._steps.end(value if loss is None else loss)
+            result = self._steps.end(as_loss(value) if loss is None else told_loss(loss))
         self._tell(result)
         return value
 
@@ -178,7 +178,7 @@ class Optimizer(Prepared, InStep, Durable, Averaging, OptimizerState, Uncopyable
         """Tells the daemon the loss of the micro-batch whose backward() was last, a number or a tensor with one element,
         for its metrics. The step's is the mean over micro-batches and ranks. step(loss=...) tells the last one's."""
         with self._steps.lock:
-            self._steps.joined().micro_batches.loss = as_loss(loss)
+            self._steps.joined().micro_batches.loss = told_loss(loss)
 
     @property
     def step_was_skipped(self) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ballast.errors import Rejected
 from ballast.spikes import SpikeEvent
 from ballast.wording import in_python
 
@@ -88,4 +89,16 @@ def as_loss(value: Any) -> float | None:
     """A loss to tell the daemon, if that is one number."""
     if hasattr(value, "detach"):  # a tensor; torch need not be imported to know
         return float(value.detach()) if value.numel() == 1 else None
+    if getattr(value, "size", None) == 1:  # numpy's
+        return float(value.item())
     return float(value) if isinstance(value, (int, float)) else None
+
+
+def told_loss(value: Any) -> float | None:
+    """The loss that the caller gives. None where none is given; Rejected if it is not one number."""
+    loss = as_loss(value)
+    if loss is None and value is not None:
+        shape = getattr(value, "shape", None)
+        shown = repr(value) if shape is None else f"a {type(value).__name__} of shape {tuple(shape)}"
+        raise Rejected(f"the loss is {shown}: it must be one number, such as the mean, or not be given")
+    return loss

@@ -25,7 +25,7 @@ from ballast.optimized import Optimized
 from ballast.parameters import ParameterList
 from ballast.rejoin import Rejoin
 from ballast.replacements import Replacements
-from ballast.result import StepResult, as_loss
+from ballast.result import StepResult
 from ballast.sent_gradients import SentGradients
 from ballast.session import Session
 from ballast.settings import RunSettings
@@ -252,7 +252,7 @@ class Steps(StepOutcomes):
                 session = self.begin(session)
         session.micro_batches.leave(failed)
 
-    def end(self, loss: Any) -> StepResult | None:
+    def end(self, loss: float | None) -> StepResult | None:
         """Sends the gradients that were set by hand, ends the step and waits for its result, which is returned. None
         without a step that is open, and with overlap, where the step goes on."""
         self._membership.connected()
@@ -276,7 +276,7 @@ class Steps(StepOutcomes):
             self._sent.refuse_added(session.step)
             groups = self._hyperparameters.end(self._optimized.param_groups, session.step, session.staged)
             self._announced.final = None
-            session.end(as_loss(loss), self._rejoin.collect(self._optimized.options_dict), groups)
+            session.end(loss, self._rejoin.collect(self._optimized.options_dict), groups)
             self._sent.clear()
             if self._overlap:
                 session.leave_waiting()
