@@ -108,6 +108,8 @@ def test_a_dtensor_and_an_fsdp_parameter_are_refused(adamw: AdamW) -> None:
         {"lr": -1.0},
         {"lr": float("nan")},
         {"lr": "fast"},
+        {"lr": "1e-3"},
+        {"lr": True},
         {"betas": (0.9,)},
         {"betas": (0.9, 1.0)},
         {"eps": 0.0},
@@ -148,6 +150,8 @@ def test_a_run_must_be_named(adamw: AdamW, monkeypatch: pytest.MonkeyPatch) -> N
         adamw([parameter(1)])
     with pytest.raises(ballast.Rejected, match="run='My Run'"):
         adamw([parameter(1)], run="My Run")
+    with pytest.raises(ballast.Rejected, match="run=5: at most 63"):
+        adamw([parameter(1)], run=5)
 
 
 def test_a_server_that_is_not_there_is_named() -> None:

@@ -74,6 +74,7 @@ def test_a_pattern_that_matches_nothing_is_refused_by_name(make: Make) -> None:
     [
         ({"*": {"lr": 1.0}}, r"lr=1.0 of formats\['\*'\]: it may have master, state"),
         ({"*": {"master": "fp64"}}, r"master='fp64' of formats\['\*'\]: it must be"),
+        ("fp32", "formats='fp32': give a dict of patterns"),
         ({"*": "fp32"}, r"formats\['\*'\] is 'fp32': give a dict"),
     ],
     ids=str,

@@ -37,6 +37,8 @@ class FormatRules:
 
     def __init__(self, given: Mapping[str, Mapping[str, Any]] | None):
         self._rules: list[tuple[str, dict[str, Any]]] = []
+        if given is not None and not isinstance(given, Mapping):
+            raise Rejected(f"formats={given!r}: give a dict of patterns, such as {{'*embed*': {{'master': 'fp32'}}}}")
         for pattern, options in (given or {}).items():
             if not isinstance(options, Mapping):
                 raise Rejected(f"formats[{pattern!r}] is {options!r}: give a dict of {', '.join(FORMATS)}")

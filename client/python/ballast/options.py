@@ -232,6 +232,8 @@ def _servings() -> list[str]:
 
 def _number(test: Callable[[float], bool]) -> Callable[[Any], bool]:
     def holds(value: Any) -> bool:
+        if isinstance(value, (str, bytes, bool)):  # float() takes them; a scheduler, which computes with them, does not
+            return False
         try:
             return math.isfinite(float(value)) and test(float(value))
         except (TypeError, ValueError):

@@ -38,7 +38,7 @@ def run_id(run: str | None) -> str:
     run = run or os.environ.get("BALLAST_RUN")
     if not run:
         raise Rejected("no run is named: give run='my-run' (or set BALLAST_RUN); the same name goes on with that run")
-    if not _RUN_ID.fullmatch(run):
+    if not isinstance(run, str) or not _RUN_ID.fullmatch(run):
         raise Rejected(f"run={run!r}: at most 63 of a-z, 0-9 and '-', with a letter or digit at both ends")
     return run
 
