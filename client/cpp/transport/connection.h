@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "proto/utf8.h"
 
 #include "ballast/v1/admin.grpc.pb.h"
 #include "ballast/v1/follow.grpc.pb.h"
@@ -66,10 +67,12 @@ class Connection {
   // A status of FromGrpc, with the server's name in front if the server could not be reached.
   absl::Status Explain(const absl::Status& status) const;
 
-  // Makes a unary call; returns the status of FromGrpc. Asks a busy daemon again when it says, within the timeout.
+  // Makes a unary call; returns the status of FromGrpc, or of CheckText: the daemon cannot read such a request, and could
+  // not say why. Asks a busy daemon again when it says, within the timeout.
   template <typename Stub, typename Request, typename Response>
   absl::Status Call(Stub& stub, grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
                     const Request& request, Response* response, absl::Duration timeout = kCallTimeout) {
+    if (auto s = CheckText(request); !s.ok()) return s;
     for (const absl::Time give_up = absl::Now() + timeout;;) {
       grpc::ClientContext context;
       context.set_deadline(absl::ToChronoTime(give_up));
