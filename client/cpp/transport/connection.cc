@@ -37,6 +37,22 @@ absl::Status CheckName(const std::string& server) {
       "process lists. Who the client is says its certificate (tls, or BALLAST_TLS_CERTIFICATE and BALLAST_TLS_KEY)");
 }
 
+// Of what WithPort returns. gRPC takes the port modulo 65536, and asks a name server for whatever else it is given.
+absl::Status CheckHostAndPort(const std::string& server) {
+  if (IsUnixAddress(server)) return absl::OkStatus();
+  const size_t colon = server.rfind(':');
+  const absl::string_view host = absl::string_view(server).substr(0, colon);
+  uint32_t port = 0;
+  const bool in_brackets = absl::StartsWith(host, "[") && absl::EndsWith(host, "]");
+  if (!host.empty() && (in_brackets || !absl::StrContains(host, ":")) &&
+      absl::SimpleAtoi(server.substr(colon + 1), &port) && port >= 1 && port <= 65535) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat("server is '", server,
+                                                 "', and not HOST:PORT with a port from 1 to 65535, such as node7:7700 "
+                                                 "or [::1]:7700, nor unix:PATH"));
+}
+
 grpc::ChannelArguments ChannelOptions() {
   // The largest messages are specs, of at most 64 MiB, which GetRun answers with a status and all defaults filled in.
   // An answer to Attach has a few bytes for each tensor and chunk, messages of streams stay below 2 MiB.
@@ -100,6 +116,9 @@ std::string ConnectionReason(const std::string& message) {
                              "no such file or directory", "socket closed", "dns resolution failed"}) {
     if (absl::StrContains(lower, reason)) return reason;
   }
+  if (absl::StrContains(message, "Failed parsing HTTP/2")) {
+    return "what listens there is no gRPC port; a daemon's HTTP port, by default 9464, is another";
+  }
   if (absl::StrContains(message, "Name or service not known")) return "the host's name is not known";
   if (message.empty() || absl::StrContains(message, "Deadline Exceeded")) return "no answer";
   return message;
@@ -117,6 +136,7 @@ Connection::Connection(ClientOptions options, const std::shared_ptr<grpc::Channe
 absl::StatusOr<std::unique_ptr<Connection>> Connection::Open(ClientOptions options) {
   if (auto s = CheckName(options.server); !s.ok()) return s;
   options.server = WithPort(options.server);
+  if (auto s = CheckHostAndPort(options.server); !s.ok()) return s;
   const auto credentials = CredentialsFor(options.server, options.tls);
   if (!credentials.ok()) return credentials.status();
   auto interceptors = BringToken(options);

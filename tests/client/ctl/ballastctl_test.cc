@@ -23,6 +23,7 @@ using ::testing::AllOf;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
+using ::testing::Not;
 using ::testing::StartsWith;
 
 struct Answer {
@@ -66,6 +67,24 @@ TEST_F(BallastctlTest, StatusAsJson) {
   EXPECT_EQ(answer.code, 0);
   EXPECT_THAT(answer.text,
               AllOf(HasSubstr("\"memory_limit_bytes\": \"1073741824\""), HasSubstr("\"state\": \"serving\"")));
+}
+
+// Protobuf does not carry such text, and what the daemon says of a request that it cannot read is nothing.
+TEST_F(BallastctlTest, WordsThatAreNotUtf8AreNamed) {
+  for (const char* words :
+       {"run $(printf 'a\\377')", "watch $(printf 'a\\377')", "follow $(printf 'a\\377') --out /tmp",
+        "tag r $(printf 'a\\377')", "plan --parameters 1 --rule $(printf 'a\\377')"}) {
+    const Answer answer = Ballastctl(words);
+    EXPECT_EQ(answer.code, 1) << words;
+    EXPECT_THAT(answer.text, AllOf(HasSubstr(" is 'a\\xff', which is not valid UTF-8"), Not(HasSubstr("libprotobuf"))))
+        << words;
+  }
+}
+
+TEST_F(BallastctlTest, TheHttpPortIsToldFromAPortWhereNobodyListens) {
+  const Answer answer = Ballastctl("--timeout 1 status --server " + daemon_.ops_address());
+  EXPECT_EQ(answer.code, 69);
+  EXPECT_THAT(answer.text, HasSubstr("what listens there is no gRPC port; a daemon's HTTP port, by default 9464"));
 }
 
 TEST_F(BallastctlTest, RunsListsEachRun) {
