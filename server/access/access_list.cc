@@ -17,6 +17,7 @@
 #include "absl/strings/strip.h"
 #include "proto/access_words.h"
 #include "proto/amounts.h"
+#include "proto/run_names.h"
 #include "proto/tls/certificate_files.h"
 #include "proto/tls/sha256.h"
 #include "yaml-cpp/yaml.h"
@@ -156,6 +157,8 @@ class GrantReader {
     for (const YAML::Node& run : value) {
       if (!run.IsScalar() || !IsPattern(run.Scalar()))
         return Wrong(run.Mark(), "a run's name may have a * at its end alone");
+      if (!IsRunPattern(run.Scalar()))
+        return Wrong(run.Mark(), absl::StrCat("no run is called '", run.Scalar(), "': a name is ", kRunNameRule));
       grant->runs.push_back(run.Scalar());
     }
     return absl::OkStatus();

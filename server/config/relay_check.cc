@@ -4,6 +4,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "proto/run_names.h"
 
 #include "server/config/config_check.h"
 
@@ -48,6 +49,7 @@ std::string CheckRelayedRuns(const Config& config) {
   std::set<std::string> ids;
   for (const std::string& id : relay.runs) {
     if (id.empty()) return "names a run without an id";
+    if (!IsRunName(id)) return absl::StrCat("names '", id, "', as no run is called; wanted: ", kRunNameRule);
     if (!ids.insert(id).second) return absl::StrCat("names '", id, "' twice");
   }
   return "";

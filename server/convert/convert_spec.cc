@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "proto/checkpoint/safetensors_header.h"
 #include "proto/checksum.h"
+#include "proto/run_names.h"
 
 #include "server/base/status_macros.h"
 #include "server/base/utf8.h"
@@ -24,12 +25,6 @@ using absl::StrCat;
 constexpr int64_t kMostElements = int64_t{1} << 40;
 constexpr int kMostDimensions = 32;
 constexpr int kMostGroups = 1024;
-
-bool ValidRunId(const std::string& id) {
-  const auto alphanumeric = [](char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9'); };
-  return !id.empty() && id.size() <= 63 && alphanumeric(id.front()) && alphanumeric(id.back()) &&
-         std::all_of(id.begin(), id.end(), [&](char c) { return alphanumeric(c) || c == '-'; });
-}
 
 absl::StatusOr<uint64_t> CountElements(const v1::TensorSpec& t, const std::string& at) {
   if (t.shape_size() > kMostDimensions) {
@@ -116,9 +111,8 @@ absl::Status CheckMatrix(const TensorSpec& t, const GroupSpec& group, const std:
 }
 
 absl::Status CheckCounts(const v1::RunSpec& spec, const Config::Limits& limits) {
-  if (!ValidRunId(spec.run_id())) {
-    return InvalidArgumentError(StrCat("run_id is '", ValidUtf8(spec.run_id(), 80),
-                                       "'; wanted: 1 to 63 of a-z, 0-9 and -, neither first nor last a -"));
+  if (!IsRunName(spec.run_id())) {
+    return InvalidArgumentError(StrCat("run_id is '", ValidUtf8(spec.run_id(), 80), "'; wanted: ", kRunNameRule));
   }
   if (spec.tensors_size() == 0) return InvalidArgumentError("tensors is empty; a run trains at least one tensor");
   if (static_cast<uint32_t>(spec.tensors_size()) > limits.tensors) {

@@ -59,7 +59,8 @@ int Init(const Invocation& invocation) {
     return Misused(invocation.err, absl::InvalidArgumentError("certs init wants --out DIR"), "certs");
   const auto valid_for = Days(invocation, "365");
   if (!valid_for.ok()) return Misused(invocation.err, valid_for.status(), "certs");
-  const std::vector<std::string> hosts = absl::StrSplit(invocation.Get("host", ""), ',', absl::SkipEmpty());
+  std::vector<std::string> hosts;
+  if (invocation.Has("host")) hosts = absl::StrSplit(invocation.Get("host", ""), ',');
   const absl::Time now = absl::Now();
   const Validity validity{.not_before = now - kBackdated, .not_after = now + *valid_for};
   const auto files = MakeFiles(hosts, validity);

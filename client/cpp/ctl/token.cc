@@ -13,6 +13,7 @@
 #include "absl/time/time.h"
 #include "proto/access_words.h"
 #include "proto/amounts.h"
+#include "proto/run_names.h"
 #include "proto/tls/sha256.h"
 
 #include "client/cpp/ctl/command.h"
@@ -30,10 +31,14 @@ std::string MakeToken() {
   return absl::StrCat("ballast_", absl::WebSafeBase64Escape({reinterpret_cast<const char*>(bits.data()), bits.size()}));
 }
 
-std::string QuotedRuns(const std::string& runs) {
-  const std::vector<std::string> names = absl::StrSplit(runs, ',', absl::SkipEmpty());
-  return absl::StrJoin(names, ", ",
-                       [](std::string* out, const std::string& run) { absl::StrAppend(out, "'", run, "'"); });
+absl::StatusOr<std::string> QuotedRuns(const std::string& runs) {
+  const std::vector<std::string> names = absl::StrSplit(runs, ',');
+  for (const std::string& run : names) {
+    if (IsRunPattern(run)) continue;
+    return absl::InvalidArgumentError(absl::StrCat("--run '", absl::CHexEscape(run), "' has what is in no run's name: ",
+                                                   kRunNameRule, "; a * at the end stands for any rest"));
+  }
+  return absl::StrCat("'", absl::StrJoin(names, "', '"), "'");
 }
 
 // The flag of a quota: --most-runs of most_runs.
@@ -67,9 +72,11 @@ absl::StatusOr<std::string> Grant(const Invocation& invocation, const std::strin
   }
   const auto quotas = QuotaLines(invocation);
   if (!quotas.ok()) return quotas.status();
+  const auto runs = QuotedRuns(invocation.Get("run", ""));
+  if (!runs.ok()) return runs.status();
   const absl::Time expires = absl::Now() + *valid_for;
   return absl::StrCat("- name: ", invocation.Get("name", ""), "\n  token_sha256: ", Sha256Hex(token), "\n  runs: [",
-                      QuotedRuns(invocation.Get("run", "")), "]\n  scope: ", scope,
+                      *runs, "]\n  scope: ", scope,
                       "\n  expires: ", absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", expires, absl::UTCTimeZone()), "\n",
                       *quotas);
 }
@@ -83,9 +90,6 @@ int New(const Invocation& invocation) {
     if (invocation.Get(flag, "").empty()) return misused(absl::StrCat("token new wants --", flag));
   }
   if (!IsGrantName(invocation.Get("name", ""))) return misused("--name is of letters, digits and . _ -, at most 128");
-  const std::string runs = invocation.Get("run", "");
-  if (runs.find_first_of("'\"\\\n") != std::string::npos)
-    return misused("--run has a character that is in no run's name");
   const std::string token = MakeToken();
   if (token.empty()) return Fail(invocation, absl::InternalError("the system has no random bits"));
   const auto grant = Grant(invocation, token);

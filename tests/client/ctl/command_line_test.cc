@@ -180,6 +180,16 @@ TEST(CommandLineTest, AHostWhoseNameBeginsAsASocketsDoesIsAHost) {
               AllOf(HasSubstr("without a scheme"), Not(HasSubstr("secret"))));
 }
 
+// gRPC takes a port modulo 65536, and so would go to another daemon.
+TEST(CommandLineTest, AServerWithoutAHostOrAPortIsRefused) {
+  for (const char* server :
+       {"", ":7700", "node7:", "node7:0", "node7:73236", "node7:grpc", "node7:-1", "::1", "::1:7700"}) {
+    const Answer answer = Ballastctl({"health", "--server", server});
+    EXPECT_EQ(answer.code, kRefused) << server;
+    EXPECT_THAT(answer.err, HasSubstr("and not HOST:PORT with a port from 1 to 65535")) << server;
+  }
+}
+
 TEST(TokenTest, WrongWordsAreNamedAndNothingIsWritten) {
   const TestCertificates files;
   const std::string out = files.Path("a.token");
@@ -192,6 +202,10 @@ TEST(TokenTest, WrongWordsAreNamedAndNothingIsWritten) {
   EXPECT_THAT(error({"--run", "r"}), HasSubstr("token new wants --name"));
   EXPECT_THAT(error({"--name", "a b", "--run", "r"}), HasSubstr("letters, digits"));
   EXPECT_THAT(error({"--name", "a", "--run", "r'"}), HasSubstr("in no run's name"));
+  for (const char* runs : {"Big", "team_a*", "a*b", "r,", "\xff"}) {
+    EXPECT_THAT(error({"--name", "a", "--run", runs}), HasSubstr("in no run's name: 1 to 63 of a-z, 0-9 and -"))
+        << runs;
+  }
   EXPECT_THAT(error({"--name", "a", "--run", "r", "--scope", "all"}),
               HasSubstr("wanted one of observe, pull, push, admin"));
   EXPECT_THAT(error({"--name", "a", "--run", "r", "--days", "0"}), HasSubstr("--days is from 1 to 3650"));
@@ -243,6 +257,8 @@ TEST(CertsTest, WrongWordsAreNamed) {
   EXPECT_THAT(Ballastctl({"certs", "init", "--out", "x", "--days", "0"}).err, HasSubstr("--days is from 1 to 3650"));
   const Answer host = Ballastctl({"certs", "init", "--out", "x", "--host", "node7:7700"});
   EXPECT_THAT(host.err, HasSubstr("'node7:7700' is neither a host's name, without a port, nor an address"));
+  // As a shell makes it of a variable that is not set.
+  EXPECT_THAT(Ballastctl({"certs", "init", "--out", "x", "--host", ""}).err, HasSubstr("'' is neither a host's name"));
 }
 
 }  // namespace

@@ -155,6 +155,8 @@ TEST(AccessListTest, ErrorsNameTheLineAndTheFix) {
   EXPECT_THAT(Error(GrantText(absl::StrCat("{name: a, most_calls: 1, ", good, "}\n"))),
               HasSubstr("unknown key 'most_calls'"));
   EXPECT_THAT(Error(GrantText("{name: a, identity: x, runs: [a*b], scope: push}\n")), HasSubstr("at its end alone"));
+  EXPECT_THAT(Error(GrantText("{name: a, identity: x, runs: [r, team_a*], scope: push}\n")),
+              HasSubstr("no run is called 'team_a*': a name is 1 to 63 of a-z, 0-9 and -"));
   EXPECT_THAT(Error(GrantText(absl::StrCat("{name: a, expires: soon, ", good, "}\n"))), HasSubstr("2027-01-31"));
   EXPECT_THAT(Error(absl::StrCat("grants:\n- {name: a, ", good, "}\n- {name: a, ", good, "}\n")),
               AllOf(HasSubstr("access.yaml:3"), HasSubstr("comes twice")));

@@ -57,6 +57,8 @@ TEST_F(ConfigMistakesTest, AnEmptyItemIsKeptInTheFileAndRefusedInAFlag) {
       "--storage.on_published: '/bin/cp,,x' has an empty item; leave a comma out, or write [a, \"\"] in the file");
   EXPECT_THAT(ErrorOf("ops_http:\n  hosts: ['']\n"), HasSubstr("'' is no host name"));
   EXPECT_THAT(ErrorOf("relay:\n  upstream: a:1\n  runs: ['']\n"), HasSubstr("names a run without an id"));
+  EXPECT_THAT(ErrorOf("relay:\n  upstream: a:1\n  runs: [Big_Model]\n"),
+              HasSubstr("names 'Big_Model', as no run is called; wanted: 1 to 63 of a-z, 0-9 and -"));
   EXPECT_THAT(ParseCommandLine({"--ops_http.hosts", " "}, {})->config.ops_http.hosts, IsEmpty());
 }
 
