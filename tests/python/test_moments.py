@@ -49,6 +49,22 @@ def test_it_goes_on_as_torch_would(make: Callable[..., Any], kind: Any, peer: An
     assert difference(ours, theirs) < 1e-6 < 1e-3 < difference(cold, theirs), "the moments make the difference"
 
 
+def test_state_that_another_optimizer_goes_on_with_is_refused_until_a_copy_comes(make: Callable[..., Any]) -> None:
+    theirs = layered(seed=1)
+    torch_optimizer = torch.optim.AdamW(theirs.parameters(), lr=0.01)
+    train(theirs, torch_optimizer, range(5))
+    ours, saved = copy.deepcopy(theirs), copy.deepcopy(torch_optimizer.state_dict())
+    optimizer = make(ballast.AdamW, ours.named_parameters(), lr=0.01, **EXACT)
+    optimizer.load_state_dict(torch_optimizer.state_dict())
+    train(theirs, torch_optimizer, range(5, 10))
+    with pytest.raises(ballast.Rejected, match="has changed since.*Nothing was sent. Load a copy"):
+        train(ours, optimizer, range(5, 6))
+    ours.zero_grad()
+    optimizer.load_state_dict(saved)
+    train(ours, optimizer, range(5, 10))
+    assert difference(ours, theirs) < 1e-6
+
+
 def test_the_compressed_default_takes_them_too(make: Callable[..., Any]) -> None:
     theirs = layered(seed=1)
     torch_optimizer = torch.optim.AdamW(theirs.parameters(), lr=0.01)

@@ -23,12 +23,19 @@ MASTER = "master"
 class Moments:
     """One tensor's state; of a sharded parameter this rank's part. slots: "momentum", "variance", fp32, contiguous in host
     memory, none where only `master` is known; updates: how many made them; names: what the state_dict calls the slots;
-    master: the weights, likewise in fp32, where the state_dict has them."""
+    master: the weights, likewise in fp32, where the state_dict has them; seen: tensors that somebody else may have, and their
+    versions when they were read."""
 
     slots: dict[str, Tensor]
     updates: int
     names: dict[str, str]
     master: Tensor | None = None
+    seen: tuple[tuple[Tensor, int], ...] = ()
+
+    @property
+    def changed(self) -> bool:
+        """Whether somebody has written to them since they were read. Not of what goes around torch's versions."""
+        return any(tensor._version != version for tensor, version in self.seen)
 
     def as_state(self) -> dict[str, Tensor]:
         """The tensor's entry of a torch state_dict. Shares the memory."""
@@ -103,7 +110,9 @@ def _read(state: Mapping[str, Any], key: object, parameter: Tensor) -> Moments:
             master = value
         else:
             slots[_SLOTS[name]], names[_SLOTS[name]] = value, name
-    return Moments(slots, _count(state.get("step", 1), key), names, master)
+    held = [*slots.values(), *([] if master is None else [master])]
+    seen = tuple((tensor, tensor._version) for tensor in held if not tensor.is_inference())  # those have no version
+    return Moments(slots, _count(state.get("step", 1), key), names, master, seen)
 
 
 def _checked(value: Any, label: str, parameter: Tensor, variance: bool) -> Tensor:

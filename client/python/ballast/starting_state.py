@@ -74,6 +74,7 @@ class StartingState:
         saved, weights = self._saved, session.weights
         brought = self._waiting if saved is None else saved.moments
         moments = {key: one for key, one in brought.items() if key in session.trained}
+        _refuse_changed(moments)
         self._waiting = {key: one for key, one in brought.items() if key not in moments}
         if saved is None:
             weights.settle(self._policy, {})
@@ -91,3 +92,13 @@ class StartingState:
         except RunRewound:  # this trainer follows the run, whatever the run has of what was sent
             self._saved = None
             raise
+
+
+def _refuse_changed(moments: Mapping[int, Moments]) -> None:
+    if any(one.changed for one in moments.values()):
+        raise Rejected(
+            "the state that load_state_dict() was given has changed since: its tensors go to the run at the next first gradient, "
+            "and another optimizer that trains on writes to them. Nothing was sent. Load a copy: "
+            "load_state_dict(copy.deepcopy(state_dict))",
+            "FAILED_PRECONDITION",
+        )
