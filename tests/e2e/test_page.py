@@ -37,6 +37,16 @@ assert optimizer.checkpoint() == 1
 print("written", flush=True)
 sys.stdin.read()
 """
+# A trainer of a run whose tensors are too small for RMS_t to be more than noise.
+SMALL = """
+import sys, torch, ballast
+w = torch.nn.Parameter(torch.ones(8, 8))
+optimizer = ballast.AdamW([("w", w)], server=sys.argv[1], run="small")
+w.sum().backward()
+optimizer.step()
+print("stepped", flush=True)
+sys.stdin.read()
+"""
 # A trainer of a run of which a version gets a name and loses it, a line of input each.
 NAMED = """
 import sys, torch, ballast
@@ -309,6 +319,21 @@ def test_it_says_what_is_on_the_disk(tmp_path):
             assert trainer.stdout.readline() == "written\n"
             browser.open(f"http://{daemon.ops}/#run=written")
             shows(browser, "#figures", r"On the disk\s+step 1, checkpoint \d+ \w+ ago")
+        finally:
+            trainer.kill()
+            trainer.communicate()
+
+
+@needs_browser
+def test_it_says_why_small_tensors_have_no_rms(tmp_path):
+    with Daemon(tmp_path) as daemon, Browser(tmp_path) as browser:
+        command = [sys.executable, "-W", "ignore", "-c", SMALL, daemon.server]
+        pipe = subprocess.PIPE
+        trainer = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=plain_environment())
+        try:
+            assert trainer.stdout.readline() == "stepped\n"
+            browser.open(f"http://{daemon.ops}/#run=small")
+            shows(browser, "#rms .readout", "all tensors are smaller than spikes.rms_min_elements")
         finally:
             trainer.kill()
             trainer.communicate()

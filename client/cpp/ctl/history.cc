@@ -24,7 +24,8 @@ Command HistoryCommand() {
           .summary = "a run's last steps as CSV, or with --json as JSON",
           .details =
               "One row a step, the last 2,048 at most: outcome, loss, norms, times, what was found, and RMS_t of\n"
-              "every layer. After a rewind a step's number comes again.\n",
+              "every layer with a tensor that is watched (spikes.rms_min_elements). After a rewind a step's number\n"
+              "comes again.\n",
           .flags = {{"after", "STEP", "only later steps"}},
           .run = PrintHistory};
 }

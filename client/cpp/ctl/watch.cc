@@ -73,8 +73,8 @@ Command WatchCommand() {
           .arguments = {"RUN"},
           .summary = "follow a run, a line a step, until it is deleted or Ctrl-C",
           .details =
-              "NORM is the gradient's before clipping, RMS the largest RMS_t of a layer, FOUND why a step was not\n"
-              "applied, and loss spikes or what tells of them.\n",
+              "NORM is the gradient's before clipping, RMS the largest RMS_t of a tensor that is watched\n"
+              "(spikes.rms_min_elements), FOUND why a step was not applied, and loss spikes or what tells of them.\n",
           .flags = {{"interval", "SECONDS", "between looks; 1"}, {"steps", "N", "end after so many steps"}},
           .run = WatchRun};
 }

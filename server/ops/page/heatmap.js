@@ -197,7 +197,11 @@ export class Heatmap {
 
   tell(step) {
     const known = step.rms.map((value, layer) => [value, layer]).filter(([value]) => isFinite(value));
-    if (!known.length) return `Step ${step.step}: no RMS, the rule has no second moment or nothing was updated`;
+    if (!known.length)
+      return (
+        `Step ${step.step}: no RMS: the rule has no second moment, all tensors are smaller than spikes.rms_min_elements, ` +
+        "or nothing was updated"
+      );
     if (this.layers[this.row] !== undefined)
       return `Step ${step.step}: ${this.layers[this.row]} ${number(step.rms[this.row])}`;
     const [value, layer] = known.reduce((most, each) => (each[0] > most[0] ? each : most));

@@ -47,6 +47,14 @@ TEST(CommandLineTest, HelpNamesEveryCommandAndExitCode) {
   }
 }
 
+// /metrics has RMS_t of the others, too.
+TEST(CommandLineTest, HelpSaysOfWhichTensorsTheStepsHaveRms) {
+  for (const char* command : {"watch", "history"}) {
+    EXPECT_THAT(Ballastctl({command, "--help"}).out, HasSubstr("watched")) << command;
+    EXPECT_THAT(Ballastctl({command, "--help"}).out, HasSubstr("(spikes.rms_min_elements)")) << command;
+  }
+}
+
 TEST(CommandLineTest, ACommandLineWithoutACommandIsWrongUsage) {
   const Answer answer = Ballastctl({});
   EXPECT_EQ(answer.code, kUsage);
