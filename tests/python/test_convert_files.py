@@ -93,6 +93,8 @@ def test_an_index_that_leads_out_of_its_folder_is_refused(tmp_path: Path) -> Non
     ("file", "content", "said"),
     [
         ("in.pt", b"PK\x03\x04 and no more", "cannot be read as a file of torch.save"),
+        ("in.pt", b"", "in.pt is no file of torch.save: it is empty"),
+        ("in.pt", b"some text", "its 9 bytes are neither a zip archive nor a pickle"),
         ("in.txt", b"some text", "neither a file of torch.save nor safetensors"),
         ("in/.metadata", b"\x80\x04N.", "is no index of torch.distributed.checkpoint"),
         ("in/.metadata", b"\x80\x04", r"\.metadata is damaged"),

@@ -53,12 +53,25 @@ def read_tree(path: Path) -> Any:
         raise Rejected(_why_not_data(path, str(error))) from None
     except (RuntimeError, ValueError, EOFError, KeyError) as error:
         if "mmap can only be used" in str(error):
+            if not _is_pickle(path):
+                raise Rejected(f"{path} is no file of torch.save: {_what_it_is(path)}") from None
             raise Rejected(
                 f"{path} was saved in the form that torch had before 1.6, which cannot be mapped: load it with "
                 "torch.load and save it again with torch.save"
             ) from None
         raise Rejected(f"{path} cannot be read as a file of torch.save: {_first_line(error)}") from None
     return _lazy(tree, {}, path)
+
+
+def _is_pickle(path: Path) -> bool:
+    """As what torch saved before 1.6 begins, with a protocol and its number."""
+    with path.open("rb") as file:
+        return file.read(1) == pickle.PROTO
+
+
+def _what_it_is(path: Path) -> str:
+    size = path.stat().st_size
+    return f"its {size} bytes are neither a zip archive nor a pickle" if size else "it is empty"
 
 
 def read_one(file: IO[bytes], where: str) -> Any:
