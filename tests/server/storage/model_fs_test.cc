@@ -291,23 +291,26 @@ TEST(ModelFsTest, ALockMayOutliveTheDiskAndIsGoneAfterACut) {
 TEST(ModelFsTest, ThreadsWriteEachTheirOwn) {
   constexpr int kThreads = 4, kWrites = 50;
   ModelFs fs;
+  for (int t = 0; t < kThreads; ++t) ASSERT_TRUE(fs.MakeFolder(absl::StrCat("/", t)).ok());  // a lock holds its folder
+  const auto before = fs.calls();
   std::vector<std::thread> threads;
   for (int t = 0; t < kThreads; ++t) {
     threads.emplace_back([&fs, t] {
       const std::string text(10, static_cast<char>('a' + t));
-      const auto lock = fs.Lock(absl::StrCat("/lock", t));
-      const auto file = fs.Create(absl::StrCat("/", t));
+      const auto lock = fs.Lock(absl::StrCat("/", t, "/lock"));
+      const auto file = fs.Create(absl::StrCat("/", t, "/file"));
       ASSERT_TRUE(file.ok() && lock.ok());
       for (int w = 0; w < kWrites; ++w) ASSERT_TRUE((*file)->Write(10 * static_cast<uint64_t>(w), AsBytes(text)).ok());
       ASSERT_TRUE((*file)->Sync().ok());
     });
   }
   for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(fs.calls(), kThreads * (kWrites + 3));
+  EXPECT_EQ(fs.calls() - before, kThreads * (kWrites + 3));
   ASSERT_TRUE(fs.SyncFolder("/").ok());
+  for (int t = 0; t < kThreads; ++t) ASSERT_TRUE(fs.SyncFolder(absl::StrCat("/", t)).ok());
   const auto left = fs.AfterCut(0);
   for (int t = 0; t < kThreads; ++t) {
-    EXPECT_EQ(left->Content(absl::StrCat("/", t)), std::string(10 * kWrites, static_cast<char>('a' + t)));
+    EXPECT_EQ(left->Content(absl::StrCat("/", t, "/file")), std::string(10 * kWrites, static_cast<char>('a' + t)));
   }
 }
 
