@@ -106,7 +106,7 @@ def test_a_result_is_said_in_the_words_of_the_options(adamw: Callable[..., balla
     [
         ({}, {"rank_timeout": 1.5}, "rank_timeout is 60, asked for is 1.5; use another run,"),
         ({}, {"gradient_accumulation_steps": 2}, "gradient_accumulation_steps is 1, asked for is 2"),
-        ({}, {"world": 2}, "world is 1, asked for is 2"),
+        ({}, {"world": 2, "rank": 0}, "world is 1, asked for is 2"),
         ({}, {"commit": "staged"}, "commit is 'release', asked for is 'staged'"),
         ({}, {"snapshots": 2}, "snapshots is unset, asked for is"),
         ({"snapshots": 1}, {"snapshots": 2}, "snapshots is 1, asked for is 2"),

@@ -264,8 +264,23 @@ def test_contradictory_and_strange_places_are_refused(adamw: AdamW) -> None:
     for options, message in (
         ({"world": 2, "world_size": 3}, "world=2 and world_size=3"),
         ({"world": 0}, "world=0: it must be a whole number of at least 1"),
+        ({"world": 2}, "world=2 and no rank: give each process its own, from rank=0 to rank=1"),
         ({"rank": -1}, "rank=-1"),
         ({"rank": "0"}, "rank='0'"),
     ):
         with pytest.raises(ballast.Rejected, match=message):
             adamw(layered(seed=1).named_parameters(), **options)
+
+
+def test_processes_that_were_launched_and_do_not_know_their_ranks_are_told_so(
+    adamw: AdamW, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = adamw(layered(seed=1).named_parameters(), run="launched")
+    first.connect()
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    second = adamw(layered(seed=1).named_parameters(), run="launched")
+    with pytest.raises(
+        ballast.Rejected, match=r"live session holds the rank.*8 processes.*init_process_group\(\) before"
+    ):
+        second.connect()
+    first.close()

@@ -14,7 +14,7 @@ from ballast.progress import say
 from ballast.rank import Rank, seconds
 from ballast.rank_zero import await_followed
 from ballast.runs import clear
-from ballast.server_address import serving
+from ballast.server_address import launched, serving
 from ballast.session import Session
 from ballast.settings import Description
 from ballast.spec import with_follow, with_ranks
@@ -72,11 +72,24 @@ class Membership:
         try:
             self._session = Session(client, self._rank, description)
         except Rejected as refused:
-            if refused.code != "ALREADY_EXISTS" or not close_unreachable():
+            if refused.code != "ALREADY_EXISTS":
                 raise
+            if not close_unreachable():
+                raise self._explained(refused) from None
             self._session = Session(client, self._rank, description)  # by an optimizer that was forgotten
         self.note_restored()
         return self._session
+
+    def _explained(self, held: Rejected) -> Rejected:
+        """Why another process holds the rank, where a launcher has started several and each took itself for the only one."""
+        if self._rank.world_given or launched() == 1:
+            return held
+        return Rejected(
+            f"{held}. {launched()} processes were launched (WORLD_SIZE), and torch.distributed was not initialized when the "
+            "optimizer was made, so each is rank 0 of 1: call init_process_group() before, or give rank= and world=; or give each "
+            "process a run of its own",
+            held.code,
+        )
 
     def note_restored(self) -> None:
         """After the rank was taken: sees whether the daemon has read the run back from its disk, and tells people once."""

@@ -45,7 +45,8 @@ def run_id(run: str | None) -> str:
 
 def rank_of(options: Mapping[str, Any]) -> Rank:
     """From the options run, rank, world or world_size, max_world, takeover, transport, join_timeout and start_over. Rank and world
-    that are not given are those of torch.distributed where it is initialized, else 0 and 1."""
+    that are not given are those of torch.distributed where it is initialized, else 0 and 1. Rejected where there are several ranks,
+    and nothing says which this is."""
     world, alias = options.get("world"), options.get("world_size")
     if world is not None and alias is not None and world != alias:
         raise Rejected(f"world={world} and world_size={alias}: they are one and the same; give one of them")
@@ -55,6 +56,11 @@ def rank_of(options: Mapping[str, Any]) -> Rank:
         rank = torch.distributed.get_rank() if rank is None else rank
         world = torch.distributed.get_world_size() if world is None else world
     number, count = _count("rank", rank, 0, 0), _count("world", world, 1, 1)
+    if count > 1 and rank is None:
+        raise Rejected(
+            f"world={count} and no rank: give each process its own, from rank=0 to rank={count - 1}, or initialize "
+            "torch.distributed before the optimizer is made"
+        )
     return Rank(
         run_id(options.get("run")),
         number,

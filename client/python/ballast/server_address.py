@@ -27,7 +27,7 @@ def serving(server: Any, run: str, world: int, world_given: bool) -> str:
     address = address_of(server)
     if address != LOCAL:
         return address
-    ranks = world if world_given else max(world, _launched())
+    ranks = world if world_given else max(world, launched())
     if ranks > 1:
         raise Rejected(
             f"server={LOCAL!r} starts a daemon for one process alone, and run '{run}' has {ranks} ranks: start one for "
@@ -44,7 +44,7 @@ def standing(server: Any) -> str:
     return local_daemon.running() if address == LOCAL else address
 
 
-def _launched() -> int:
+def launched() -> int:
     """How many processes a launcher such as torchrun has started."""
     world = os.environ.get("WORLD_SIZE", "")
     return int(world) if world.isdecimal() else 1
