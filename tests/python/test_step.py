@@ -116,6 +116,15 @@ def test_a_step_without_gradients_is_none(adamw: AdamW) -> None:
     assert optimizer.step_was_skipped and result_of(optimizer).step == 1
 
 
+def test_how_the_last_step_ended_is_known_after_close(adamw: AdamW) -> None:
+    model = layered(seed=1)
+    optimizer = adamw(model.named_parameters())
+    model(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+    optimizer.close()
+    assert result_of(optimizer).step == 1 and not optimizer.step_was_skipped
+
+
 def test_gradients_set_by_hand_are_sent(adamw: AdamW) -> None:
     model, twin = layered(seed=1), layered(seed=1)
     optimizer = adamw(model.named_parameters(), state_dtype="fp32", master_weight_bits=32)

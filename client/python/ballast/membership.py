@@ -13,6 +13,7 @@ from ballast.open_optimizers import close_unreachable
 from ballast.progress import say
 from ballast.rank import Rank, seconds
 from ballast.rank_zero import await_followed
+from ballast.result import StepResult
 from ballast.runs import clear
 from ballast.server_address import launched, serving
 from ballast.session import Session
@@ -35,6 +36,7 @@ class Membership:
         self._left: Session | None = None
         self._to_amend: Session | None = None  # of a run that readers do not follow as they are to
         self._started_over = False
+        self.last_result: StepResult | None = None  # of the last step before leave()
         self.restored = ""  # the checkpoint that the daemon has read the run back from, as Joined has it
 
     def connect(self, options: Mapping[str, Any]) -> None:
@@ -159,6 +161,8 @@ class Membership:
 
     def leave(self) -> None:
         """Out of the run. The connection is to be closed once nothing calls it; then let_go() comes."""
+        if self._session is not None:
+            self.last_result = self._session.last_result
         self._left = self._session or self._to_amend or self._left  # weights are written into its memory until then
         self._client = self._session = self._to_amend = None
 

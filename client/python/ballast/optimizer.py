@@ -189,7 +189,7 @@ class Optimizer(Prepared, InStep, Durable, Averaging, OptimizerState, Uncopyable
     @property
     def last_result(self) -> StepResult | None:
         """How the run's last step ended; after joining a run, the step before. None before the first. With
-        overlap_forward, waits for it."""
+        overlap_forward, waits for it. After close() it stays."""
         return self._steps.last_result
 
     def wait(self) -> None:

@@ -65,10 +65,10 @@ class StepOutcomes:
 
     @property
     def last_result(self) -> StepResult | None:
-        """The result of the run's last step, which is waited for; None before the first, and outside of a run."""
+        """The result of the run's last step, which is waited for; None before the first, and before the run is joined."""
         session = self._membership.session
         if session is None:
-            return None
+            return self._membership.last_result
         if self._overlap:
             self.wait()
         return session.last_result
