@@ -167,7 +167,7 @@ Command FollowCommand() {
                 {"average", "DECAY", "of the weights' average with this decay, in place of the weights"},
                 {"format", "FORMAT",
                  "of the weights in this format, as bf16, which the run's follow has in its formats"},
-                {"versions", "N", "end after so many"},
+                {"versions", "N", "end after so many; 0: never"},
                 {"tag", "NAME", "the version of this name (ballastctl tag) alone, and end"},
                 {"retain", "N", "whole files of the run that are kept there, the newest, with what follows them; 2"},
                 {"changes", "N", "files of changes between one whole file and the next; 0"},

@@ -75,7 +75,7 @@ Command WatchCommand() {
           .details =
               "NORM is the gradient's before clipping, RMS the largest RMS_t of a tensor that is watched\n"
               "(spikes.rms_min_elements), FOUND why a step was not applied, and loss spikes or what tells of them.\n",
-          .flags = {{"interval", "SECONDS", "between looks; 1"}, {"steps", "N", "end after so many steps"}},
+          .flags = {{"interval", "SECONDS", "between looks; 1"}, {"steps", "N", "end after so many steps; 0: never"}},
           .run = WatchRun};
 }
 
