@@ -82,7 +82,9 @@ def main():
     options = trainer.parse_options(__doc__, quick="without the model of 20,000 tensors")
     torch.set_num_threads(1)
     rows = []
-    print("| tensors | step, ms | torch's fused AdamW, ms | ratio | trainer's more, us of processors a tensor | daemon's |")
+    print(
+        "| tensors | step, ms | torch's fused AdamW, ms | ratio | trainer's more, us of processors a tensor | daemon's |"
+    )
     print("| --- | --- | --- | --- | --- | --- |")
     for tensors in QUICK if options.quick else COUNTS:
         with trainer.own_daemon() as daemon:

@@ -255,9 +255,8 @@ std::future<absl::StatusOr<StepResult>> PartsClient::EndStep(std::optional<doubl
     step_->ended = true;
   }
   auto futures = std::make_shared<ResultFutures>(*std::move(ends));
-  Post([this, step = step_, futures, promise] {
-    Finish(step.get(), TakeResults(*step, futures.get()), promise.get());
-  });
+  Post(
+      [this, step = step_, futures, promise] { Finish(step.get(), TakeResults(*step, futures.get()), promise.get()); });
   return promise->get_future();
 }
 

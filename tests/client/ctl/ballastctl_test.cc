@@ -73,7 +73,7 @@ TEST_F(BallastctlTest, StatusAsJson) {
 TEST_F(BallastctlTest, WordsThatAreNotUtf8AreNamed) {
   for (const char* words :
        {"run $(printf 'a\\377')", "watch $(printf 'a\\377')", "follow $(printf 'a\\377') --out /tmp",
-        "tag r $(printf 'a\\377')", "plan --parameters 1 --rule $(printf 'a\\377')"}) {
+        "tag r $(printf 'a\\377')", "plan --parameters 1000 --rule $(printf 'a\\377')"}) {
     const Answer answer = Ballastctl(words);
     EXPECT_EQ(answer.code, 1) << words;
     EXPECT_THAT(answer.text, AllOf(HasSubstr(" is 'a\\xff', which is not valid UTF-8"), Not(HasSubstr("libprotobuf"))))
