@@ -64,18 +64,17 @@ def measure(tensors: int, turns: int, daemon) -> tuple[Side, Side]:
     return sides
 
 
-def rows_of(tensors: int, ours: Side, theirs: Side) -> list[dict]:
+def row_of(tensors: int, ours: Side, theirs: Side) -> dict:
     step, torchs = statistics.median(ours.step_s), statistics.median(theirs.step_s)
     ratios = [a / b for a, b in zip(ours.step_s, theirs.step_s)]
-    name = f"step of {tensors:,} tensors"
-    row = {"name": name, "value": 1e3 * step, "unit": "ms", "bound": 1e3 * torchs, "ratio": step / torchs}
     more = statistics.median(a - b for a, b in zip(ours.trainer_s, theirs.trainer_s))
     served = statistics.mean(ours.daemon_s)
     print(
         f"| {tensors:,} | {1e3 * step:.4g} | {1e3 * torchs:.4g} | {step / torchs:.2f} | {1e6 * more / tensors:.1f} | "
         f"{1e6 * served / tensors:.1f} |"
     )
-    return [row | {"n": len(ratios), "noise": noise(ratios)}]
+    row = {"name": f"step of {tensors:,} tensors", "value": 1e3 * step, "unit": "ms", "bound": 1e3 * torchs}
+    return row | {"ratio": step / torchs, "n": len(ratios), "noise": noise(ratios)}
 
 
 def main():
@@ -88,7 +87,7 @@ def main():
     print("| --- | --- | --- | --- | --- | --- |")
     for tensors in QUICK if options.quick else COUNTS:
         with trainer.own_daemon() as daemon:
-            rows += rows_of(tensors, *measure(tensors, max(5, 10_000 // tensors), daemon))
+            rows.append(row_of(tensors, *measure(tensors, max(5, 10_000 // tensors), daemon)))
     if options.json:
         options.json.write_text(json.dumps(rows))
 

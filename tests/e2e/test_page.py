@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 import urllib.error
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -290,12 +291,22 @@ def test_a_run_that_goes_back_is_drawn_so(page, training):
     assert page.complaints == []
 
 
+@contextmanager
+def running(script: str, daemon: Daemon):
+    """A trainer of this daemon, which is spoken to in lines; it is killed at the end."""
+    command, pipe = [sys.executable, "-W", "ignore", "-c", script, daemon.server], subprocess.PIPE
+    trainer = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=plain_environment())
+    try:
+        yield trainer
+    finally:
+        trainer.kill()
+        trainer.communicate()
+
+
 @needs_browser
 def test_it_names_the_rank_that_a_step_awaits(tmp_path):
     with Daemon(tmp_path) as daemon, Browser(tmp_path) as browser:
-        command = [sys.executable, "-c", ONE_OF_TWO, daemon.server]
-        trainer = subprocess.Popen(command, stdin=subprocess.PIPE, env=plain_environment())
-        try:
+        with running(ONE_OF_TWO, daemon):
             until("its step", lambda: daemon.status("/api/v1/runs/pair") == 200, 120)
             browser.open(f"http://{daemon.ops}/#run=pair")
             shows(
@@ -303,49 +314,31 @@ def test_it_names_the_rank_that_a_step_awaits(tmp_path):
                 "#run-state",
                 r"Step 1 waits for .*rank 1 \(not connected\), which has no process yet, for \d\d",
             )
-        finally:
-            trainer.kill()
-            trainer.communicate()
 
 
 @needs_browser
 def test_it_says_what_is_on_the_disk(tmp_path):
     (tmp_path / "storage").mkdir()
     with Daemon(tmp_path, "--storage.dir", str(tmp_path / "storage")) as daemon, Browser(tmp_path) as browser:
-        command = [sys.executable, "-W", "ignore", "-c", WRITTEN, daemon.server]
-        pipe = subprocess.PIPE
-        trainer = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=plain_environment())
-        try:
+        with running(WRITTEN, daemon) as trainer:
             assert trainer.stdout.readline() == "written\n"
             browser.open(f"http://{daemon.ops}/#run=written")
             shows(browser, "#figures", r"On the disk\s+step 1, checkpoint \d+ \w+ ago")
-        finally:
-            trainer.kill()
-            trainer.communicate()
 
 
 @needs_browser
 def test_it_says_why_small_tensors_have_no_rms(tmp_path):
     with Daemon(tmp_path) as daemon, Browser(tmp_path) as browser:
-        command = [sys.executable, "-W", "ignore", "-c", SMALL, daemon.server]
-        pipe = subprocess.PIPE
-        trainer = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=plain_environment())
-        try:
+        with running(SMALL, daemon) as trainer:
             assert trainer.stdout.readline() == "stepped\n"
             browser.open(f"http://{daemon.ops}/#run=small")
             shows(browser, "#rms .readout", "all tensors are smaller than spikes.rms_min_elements")
-        finally:
-            trainer.kill()
-            trainer.communicate()
 
 
 @needs_browser
 def test_it_says_how_many_versions_have_names(tmp_path):
     with Daemon(tmp_path) as daemon, Browser(tmp_path) as browser:
-        command = [sys.executable, "-W", "ignore", "-c", NAMED, daemon.server]
-        pipe = subprocess.PIPE
-        trainer = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=plain_environment())
-        try:
+        with running(NAMED, daemon) as trainer:
             assert trainer.stdout.readline() == "tag\n"
             browser.open(f"http://{daemon.ops}/#run=named")
             shows(browser, "#figures", r"Step\s+1\s")
@@ -359,9 +352,6 @@ def test_it_says_how_many_versions_have_names(tmp_path):
             assert trainer.stdout.readline() == "done\n"
             until("the line is gone", lambda: "Versions with names" not in browser.text("#figures"))
             assert browser.complaints == []
-        finally:
-            trainer.kill()
-            trainer.communicate()
 
 
 @needs_browser

@@ -50,8 +50,7 @@ class LastSeen:
     def moved(self) -> bool:
         """Whether the version or the memory is another: perhaps the weights are as they were all the same."""
         p = local_of(self._parameter)
-        version = p._version if p is self._parameter else self._versions(p)
-        return version != self._version or p.data_ptr() != self._address
+        return self._versions(p) != self._version or p.data_ptr() != self._address
 
     def _versions(self, local: Tensor) -> int:
         p = self._parameter

@@ -11,11 +11,11 @@ from ballast.errors import Rejected
 from ballast.moments import Moments
 from ballast.open_optimizers import close_unreachable
 from ballast.progress import say
-from ballast.rank import Rank, seconds
+from ballast.rank import Rank, launched, seconds
 from ballast.rank_zero import await_followed
 from ballast.result import StepResult
 from ballast.runs import clear
-from ballast.server_address import launched, serving
+from ballast.server_address import serving
 from ballast.session import Session
 from ballast.settings import Description
 from ballast.spec import with_follow, with_ranks

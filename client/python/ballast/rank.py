@@ -43,6 +43,12 @@ def run_id(run: str | None) -> str:
     return run
 
 
+def launched() -> int:
+    """How many processes a launcher such as torchrun has started."""
+    world = os.environ.get("WORLD_SIZE", "")
+    return int(world) if world.isdecimal() else 1
+
+
 def rank_of(options: Mapping[str, Any]) -> Rank:
     """From the options run, rank, world or world_size, max_world, takeover, transport, join_timeout and start_over. Rank and world
     that are not given are those of torch.distributed where it is initialized, else 0 and 1. Rejected where there are several ranks,

@@ -7,6 +7,7 @@ from typing import Any
 
 from ballast import local_daemon
 from ballast.errors import Rejected
+from ballast.rank import launched
 
 LOCAL = "local"
 
@@ -42,9 +43,3 @@ def standing(server: Any) -> str:
     """The same for who only asks: nothing is started. Rejected if this process has no daemon and none is named."""
     address = address_of(server)
     return local_daemon.running() if address == LOCAL else address
-
-
-def launched() -> int:
-    """How many processes a launcher such as torchrun has started."""
-    world = os.environ.get("WORLD_SIZE", "")
-    return int(world) if world.isdecimal() else 1

@@ -7,7 +7,6 @@ whatever name fully_shard was imported. A process that cannot shard, for it is a
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from ballast import _core
 from ballast.errors import Rejected
 from ballast.patch import Patch
+from ballast.rank import launched
 
 _MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param"
 
@@ -100,8 +100,7 @@ def _may_shard() -> bool:
         return True
     if not torch.distributed.is_available():
         return False
-    world = os.environ.get("WORLD_SIZE", "")
-    return torch.distributed.is_initialized() or (world.isdecimal() and int(world) > 1)
+    return torch.distributed.is_initialized() or launched() > 1
 
 
 def _loaded() -> Any:
