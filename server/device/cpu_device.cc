@@ -91,9 +91,9 @@ class CpuDevice::Queue final : public DeviceQueue, public FairQueue {
   }
 
   void Enqueue(DeviceTask task, Completion done, std::optional<uint32_t> tensor) override {
-    const uint64_t cost_bytes = CostBytes(task);
+    const uint64_t cost_bytes = CostBytes(task), timed_bytes = TimedBytes(task);
     absl::MutexLock lock(&device_->mu_);
-    Add({std::move(task), std::move(done), cost_bytes, tensor}, idle(), device_->clock_);
+    Add({std::move(task), std::move(done), cost_bytes, tensor, timed_bytes}, idle(), device_->clock_);
   }
   void Wake() override {
     absl::MutexLock lock(&device_->mu_);
@@ -231,10 +231,7 @@ void CpuDevice::RunJobs() {
 // What `run` takes for the jobs at these places is shared out by the bytes that they move: telling the time for each is dear.
 // Nobody asks for that of sums and of weights that go out.
 void CpuDevice::Time(absl::Span<const uint32_t> places, absl::FunctionRef<void()> run) {
-  const auto timed = [this](uint32_t place) {
-    const DeviceTask& task = jobs_[place].task;
-    return !std::holds_alternative<SumTask>(task) && !std::holds_alternative<EncodeWeightsTask>(task);
-  };
+  const auto timed = [this](uint32_t place) { return jobs_[place].timed_bytes > 0; };
   if (std::none_of(places.begin(), places.end(), timed)) return run();
   const double begin_s = MonotonicSeconds();
   run();
@@ -242,7 +239,7 @@ void CpuDevice::Time(absl::Span<const uint32_t> places, absl::FunctionRef<void()
   for (const uint32_t place : places) bytes += jobs_[place].cost_bytes;
   const double byte_s = (MonotonicSeconds() - begin_s) / static_cast<double>(std::max<uint64_t>(bytes, 1));
   for (const uint32_t place : places) {
-    if (timed(place)) results_[place].seconds = byte_s * static_cast<double>(jobs_[place].cost_bytes);
+    if (timed(place)) results_[place].seconds = byte_s * static_cast<double>(jobs_[place].timed_bytes);
   }
 }
 

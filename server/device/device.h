@@ -68,6 +68,8 @@ struct UpdateTask {
   kernels::TileStatistics* tiles = nullptr;
   float* room = nullptr;  // kernels::OrthogonalizingRoom numbers, of a kernel over matrices
   bool measured = false;  // an earlier task worked on this very gradient, so the device has it already
+  // Of all of update.grad, made first, once; nullptr: earlier tasks made it.
+  std::shared_ptr<SumTask> sum = nullptr;
 };
 // The statistics of a gradient before any update and clipping, as in kernels::WireFormat::measure. `tiles` as in
 // UpdateTask.
@@ -141,7 +143,8 @@ struct TaskResult {
   kernels::Statistics statistics = {};  // of an UpdateTask or MeasureTask
   kernels::Curvature curvature = {};    // of a CurvatureTask
   bool finite = true;                   // of a LoadTask; false: a NaN or infinity was met
-  double seconds = 0;                   // the device spent on the task; 0 of a SumTask or EncodeWeightsTask
+  // That the device spent on the task, but for an update's sum; 0 of a SumTask or EncodeWeightsTask.
+  double seconds = 0;
 };
 
 // Tasks of one run, done as if in the order submitted. Thread-safe. The destructor waits for the tasks submitted.

@@ -42,18 +42,28 @@ inline Extent ExtentOf(const DeviceTask& task) {
   return {l.first, l.last};
 }
 
+inline uint64_t SumBytes(const SumTask& sum) { return sum.elements * 4 * (1 + sum.terms.size()); }
+
 // Memory a task reads and writes, near enough to share the device fairly.
 inline uint64_t CostBytes(const DeviceTask& task) {
+  if (const auto* s = std::get_if<SumTask>(&task)) return 4096 + SumBytes(*s);
   const Extent extent = ExtentOf(task);
-  uint64_t per_element = 8;
-  if (const auto* s = std::get_if<SumTask>(&task)) per_element = 4 * (1 + s->terms.size());
+  uint64_t per_element = 8, of_sum = 0;
   if (const auto* u = std::get_if<UpdateTask>(&task)) {
     for (const kernels::Plane& p : u->kernel->planes) per_element += 2 * (p.bytes / p.per);
     // Some 15 products with a matrix of the shorter side.
     const uint64_t rows = std::max<uint64_t>(u->update.rows, 1);
     if (u->kernel->fit != nullptr) per_element += std::min(rows, u->update.n / rows);
+    if (u->sum != nullptr) of_sum = SumBytes(*u->sum);
   }
-  return 4096 + (extent.last - extent.first) * per_element;
+  return 4096 + (extent.last - extent.first) * per_element + of_sum;
+}
+
+// What of that its TaskResult::seconds are of; 0: it has none.
+inline uint64_t TimedBytes(const DeviceTask& task) {
+  if (std::holds_alternative<SumTask>(task) || std::holds_alternative<EncodeWeightsTask>(task)) return 0;
+  const auto* u = std::get_if<UpdateTask>(&task);
+  return CostBytes(task) - (u != nullptr && u->sum != nullptr ? SumBytes(*u->sum) : 0);
 }
 
 struct DeviceJob {
@@ -61,6 +71,7 @@ struct DeviceJob {
   DeviceQueue::Completion done;
   uint64_t cost_bytes = 0;
   std::optional<uint32_t> tensor = {};
+  uint64_t timed_bytes = 0;  // of a processor's job: TimedBytes
 };
 
 // A device's clock: the largest served_bytes at which one of its queues was served.

@@ -67,15 +67,16 @@ DeviceGradient ItemOf(const MeasureTask& t, const std::byte* twin) {
 void LaunchGradients(GpuDriver* gpu, Tasks batch, DeviceUpdate* items, uint64_t tiles) {
   const bool ordinary = std::ranges::all_of(
       batch, [](const DeviceTask* task) { return kernels::IsOrdinary(As<UpdateTask>(task).update); });
-  const auto& [kernel, update, statistics, room, measured] = As<UpdateTask>(batch.front());
-  const size_t number = IndexIn(kernels::Kernels(), kernel);
-  if (kernel->fit != nullptr) {  // alone in its batch
+  const UpdateTask& first = As<UpdateTask>(batch.front());
+  const size_t number = IndexIn(kernels::Kernels(), first.kernel);
+  if (first.kernel->fit != nullptr) {  // alone in its batch
+    const kernels::Update& update = first.update;
     gpu->Direct(number, items, 1, tiles);
     gpu->Orthogonalize({.update = items,
                         .rows = update.rows,
                         .columns = update.n / update.rows,
                         .direction = update.direction,
-                        .room = reinterpret_cast<std::byte*>(room)});
+                        .room = reinterpret_cast<std::byte*>(first.room)});
   }
   gpu->Update(number, items, static_cast<int>(batch.size()), tiles, ordinary);
 }

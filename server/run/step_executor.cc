@@ -109,17 +109,28 @@ absl::Status StepExecutor::Handle(const StepEvent& event) { return Execute(machi
 absl::Status StepExecutor::Execute(StepEffects effects) {
   absl::Status refusal;
   ++executing_;
-  for (const StepEffect& e : effects) {
-    if (const auto* reject = std::get_if<effect::Reject>(&e)) refusal = reject->status;
+  for (auto e = effects.begin(); e != effects.end(); ++e) {
+    if (const auto* reject = std::get_if<effect::Reject>(&*e)) refusal = reject->status;
+    if (const effect::Update* update = e + 1 == effects.end() ? nullptr : UpdateBySum(e[0], e[1])) {
+      SumAndUpdate(std::get<effect::Sum>(*e++), *update);
+      continue;
+    }
     std::visit(
         [this](const auto& one) {
           using E = std::decay_t<decltype(one)>;
           if constexpr (!std::is_same_v<E, effect::Reject> && !std::is_same_v<E, effect::Attached>) Do(one);
         },
-        e);
+        *e);
   }
   --executing_;
   return refusal;
+}
+
+const effect::Update* StepExecutor::UpdateBySum(const StepEffect& first, const StepEffect& second) const {
+  const auto* sum = std::get_if<effect::Sum>(&first);
+  const auto* update = std::get_if<effect::Update>(&second);
+  if (sum == nullptr || update == nullptr || sum->id.tensor != update->tensor) return nullptr;
+  return ChunkCount(*spec_, spec_->tensors[update->tensor]) == 1 ? update : nullptr;
 }
 
 void StepExecutor::Do(const effect::Fence& e) {
@@ -164,19 +175,30 @@ void StepExecutor::Do(const effect::Drop& e) {
   if (e.again) reporter_.metrics().OnDuplicateChunk(true);
 }
 
-void StepExecutor::Do(const effect::Sum& e) {
-  std::vector<Summing> summing;
+StepExecutor::Summing StepExecutor::MakeSum(const effect::Sum& e) {
+  absl::InlinedVector<Summand, 1> summands;
   const auto take = [&](uint32_t rank) {
     Payload payload = links_[rank].TakeHeld(e.id);
-    summing.push_back({rank, links_[rank].session(), payload.size()});
+    summands.push_back({rank, links_[rank].session(), payload.size()});
     return payload;
   };
   const auto covers = [&](uint32_t rank) -> const ChunkSet& { return machine_.reduction().covers(rank); };
   SumTask task = pool_.TaskOf(e, take, covers);
-  updater_.Sum(e.id.tensor, std::move(task), [this, summing = std::move(summing)] {
-    for (const Summing& s : summing) links_[s.rank].OnSummed(s.session, s.bytes);
-    settle_();
-  });
+  return {std::move(task), [this, summands = std::move(summands)] {
+            for (const Summand& s : summands) links_[s.rank].OnSummed(s.session, s.bytes);
+            settle_();
+          }};
+}
+
+void StepExecutor::Do(const effect::Sum& e) {
+  Summing summing = MakeSum(e);
+  updater_.Sum(e.id.tensor, std::move(summing.task), std::move(summing.done));
+}
+
+void StepExecutor::SumAndUpdate(const effect::Sum& sum, const effect::Update& update) {
+  Summing summing = MakeSum(sum);
+  rewinder_.BeforeUpdate(update.tensor);
+  updater_.SumAndUpdate(update, std::move(summing.task), std::move(summing.done));
 }
 
 void StepExecutor::Do(const effect::Forget& e) {

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
@@ -170,10 +171,15 @@ class StepExecutor {
     bool averages = false;  // also tensors that it has not updated
   };
   // A payload that a device is adding.
-  struct Summing {
+  struct Summand {
     uint32_t rank = 0;
     SessionId session = {};
     uint64_t bytes = 0;
+  };
+  // A sum for the device, and what follows it.
+  struct Summing {
+    SumTask task;
+    TensorUpdater::Done done;
   };
 
   absl::Status Take(uint32_t rank, message::StepBegin& m);
@@ -185,6 +191,10 @@ class StepExecutor {
   absl::Status Take(uint32_t rank, message::Bad& m);
 
   absl::Status Execute(StepEffects effects);
+  // The second effect, if it is the update that reads what the first sums, and nothing else; else nullptr.
+  const effect::Update* UpdateBySum(const StepEffect& first, const StepEffect& second) const;
+  void SumAndUpdate(const effect::Sum& sum, const effect::Update& update);
+  Summing MakeSum(const effect::Sum& e);
   void Do(const effect::Fence& e);
   void Do(const effect::Opened& e);
   void Do(const effect::LeftOut& e);

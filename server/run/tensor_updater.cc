@@ -1,6 +1,7 @@
 #include "server/run/tensor_updater.h"
 
 #include <cmath>
+#include <memory>
 #include <utility>
 
 #include "server/base/clock.h"
@@ -55,16 +56,32 @@ ParameterStore::UpdateValues TensorUpdater::ValuesOf(uint64_t step, uint32_t ten
 
 void TensorUpdater::Sum(uint32_t tensor, SumTask sum, Done done) {
   ++under_way_;
-  environment_.store->Sum(tensor, std::move(sum), [this, done = std::move(done)](const TaskResult&) {
+  environment_.store->Sum(tensor, std::move(sum), [this, done = std::move(done)](const TaskResult&) mutable {
     --under_way_;
     done();
   });
 }
 
+void TensorUpdater::SumAndUpdate(const effect::Update& e, SumTask sum, Done summed) {
+  const RunSpec& spec = *environment_.spec;
+  if (environment_.log || tensor_clip_ || ProbesCurvature(spec, spec.tensors[e.tensor])) {
+    Sum(e.tensor, std::move(sum), std::move(summed));
+    return Update(e);
+  }
+  ++under_way_;
+  environment_.store->Update(
+      e.tensor, ValuesOf(e.step, e.tensor, e.slab),
+      [this, e, rewinds = rewinds_, summed = std::move(summed)](const TaskResult& result) mutable {
+        summed();
+        OnUpdated(e, 1, rewinds, result);
+      },
+      std::make_shared<SumTask>(std::move(sum)));
+}
+
 void TensorUpdater::Measure(uint64_t step, uint32_t tensor, Slab slab, Done done) {
   ++under_way_;
   environment_.store->Measure(tensor, ValuesOf(step, tensor, slab),
-                              [this, step, tensor, done = std::move(done)](const TaskResult& result) {
+                              [this, step, tensor, done = std::move(done)](const TaskResult& result) mutable {
                                 --under_way_;
                                 if (IsOpen(step)) {  // a change of world may have closed it
                                   statistics_.AddMeasure(tensor, result.statistics);
@@ -78,7 +95,7 @@ void TensorUpdater::DryUpdate(uint64_t step, uint32_t tensor, Slab slab, Done do
   probed_ = true;
   ++under_way_;
   environment_.store->DryUpdate(tensor, ValuesOf(step, tensor, slab),
-                                [this, step, tensor, done = std::move(done)](const TaskResult& result) {
+                                [this, step, tensor, done = std::move(done)](const TaskResult& result) mutable {
                                   --under_way_;
                                   if (IsOpen(step)) statistics_.AddProbe(tensor, result.statistics);
                                   done();
@@ -87,7 +104,7 @@ void TensorUpdater::DryUpdate(uint64_t step, uint32_t tensor, Slab slab, Done do
 
 void TensorUpdater::ProbeCurvature(uint64_t step, uint32_t tensor, Slab slab, Done done) {
   ++under_way_;
-  AskCurvature(tensor, ValuesOf(step, tensor, slab), [this, done = std::move(done)] {
+  AskCurvature(tensor, ValuesOf(step, tensor, slab), [this, done = std::move(done)]() mutable {
     --under_way_;
     done();
   });
@@ -157,7 +174,8 @@ void TensorUpdater::AskCurvature(uint32_t tensor, const ParameterStore::UpdateVa
   const double beta1 = HyperOf(group, values.hyper, "beta1").value_or(0);
   const double scale = lr / last_lr_[tensor] * (1 - beta1) / (2 * (1 + beta1)) / statistics_.HeldTo(tensor);
   environment_.store->Curvature(
-      tensor, values, [this, step = values.step, tensor, scale, done = std::move(done)](const TaskResult& result) {
+      tensor, values,
+      [this, step = values.step, tensor, scale, done = std::move(done)](const TaskResult& result) mutable {
         const kernels::Curvature& c = result.curvature;
         const double ratio = -c.u_dg / c.u_pu * scale;
         if (IsOpen(step) && c.nonfinite == 0 && std::isfinite(ratio)) statistics_.AddCurvature(tensor, ratio);

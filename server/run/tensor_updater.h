@@ -42,7 +42,7 @@ class TensorUpdater {
     // An update is done. `result` is nullptr where a rewind has undone it.
     std::function<void(const effect::Update& update, const TaskResult* result)> on_updated;
   };
-  using Done = std::function<void()>;
+  using Done = absl::AnyInvocable<void()>;
 
   explicit TensorUpdater(Environment environment);
 
@@ -50,6 +50,8 @@ class TensorUpdater {
   // Has a sum of the tensor's made. What is asked of the tensor afterwards finds it there.
   void Sum(uint32_t tensor, SumTask sum, Done done);
   void Update(const effect::Update& update);
+  // As Sum, of all of the tensor's gradient, and then Update; one task of the device, where nothing has to come between.
+  void SumAndUpdate(const effect::Update& update, SumTask sum, Done summed);
   // What the step's gradient of the tensor has, before any clipping.
   void Measure(uint64_t step, uint32_t tensor, Slab slab, Done done);
   // What the tensor's update would show. The step is probed from here on, and its updates do not probe the curvature

@@ -154,9 +154,10 @@ std::array<std::byte*, kernels::kMaxPlanes> ParameterStore::MasterPlanes(uint32_
   return planes;
 }
 
-void ParameterStore::SubmitUpdate(uint32_t tensor, const UpdateTask& task, Done done) {
+void ParameterStore::SubmitUpdate(uint32_t tensor, UpdateTask task, Done done) {
   const bool shares = task.kernel->fit != nullptr;
-  Submit(tensor, task, completions_.OnStrand(std::move(done)), shares ? std::nullopt : std::optional(tensor));
+  Submit(tensor, std::move(task), completions_.OnStrand(std::move(done)),
+         shares ? std::nullopt : std::optional(tensor));
 }
 
 void ParameterStore::Submit(uint32_t tensor, DeviceTask task, DeviceQueue::Completion done) {
@@ -209,12 +210,13 @@ void ParameterStore::WhenSummed(uint32_t tensor, Done done) {
   Submit(tensor, SumTask{}, completions_.OnStrand(std::move(done)));  // of nothing, which parts no batch of a GPU
 }
 
-void ParameterStore::Update(uint32_t tensor, const UpdateValues& values, Done done) {
-  const UpdateTask task = MakeUpdate(tensor, values, ++updates_[tensor]);
+void ParameterStore::Update(uint32_t tensor, const UpdateValues& values, Done done, std::shared_ptr<SumTask> sum) {
+  UpdateTask task = MakeUpdate(tensor, values, ++updates_[tensor]);
+  task.sum = std::move(sum);
   step_of_[tensor] = values.step;
   Change(tensor);
   spots_[tensor].scales_of = nullptr;
-  SubmitUpdate(tensor, task, std::move(done));
+  SubmitUpdate(tensor, std::move(task), std::move(done));
   MoveAverages(tensor, values.step);
 }
 
@@ -260,7 +262,7 @@ void ParameterStore::DryUpdate(uint32_t tensor, const UpdateValues& values, Done
   UpdateTask task = MakeUpdate(tensor, values, updates_[tensor] + 1);
   task.update.dry = true;
   task.update.statistics = kernels::StatisticsLevel::kCore;
-  SubmitUpdate(tensor, task, std::move(done));
+  SubmitUpdate(tensor, std::move(task), std::move(done));
 }
 
 void ParameterStore::Curvature(uint32_t tensor, const UpdateValues& values, Done done) {

@@ -106,8 +106,8 @@ class ParameterStore {
   void Sum(uint32_t tensor, SumTask sum, Done done);
   // `done` once the tensor's sums before it are made.
   void WhenSummed(uint32_t tensor, Done done);
-  // Then moves the tensor's averages, as Average does.
-  void Update(uint32_t tensor, const UpdateValues& values, Done done);
+  // Then moves the tensor's averages, as Average does. `sum`: of all of the gradient, made first; nullptr: Sum was called.
+  void Update(uint32_t tensor, const UpdateValues& values, Done done, std::shared_ptr<SumTask> sum = nullptr);
   // Moves the tensor's averages towards its weights, at the end of this step, which has not updated it. The first time
   // they become copies of the weights.
   void Average(uint32_t tensor, uint64_t step);
@@ -241,7 +241,7 @@ class ParameterStore {
   Shard& ShardOf(uint32_t tensor) { return shards_[environment_.plan->placement.shard_of[tensor]]; }
   const Shard& ShardOf(uint32_t tensor) const { return shards_[environment_.plan->placement.shard_of[tensor]]; }
   // An update's: what is of a matrix works on what tensors share.
-  void SubmitUpdate(uint32_t tensor, const UpdateTask& task, Done done);
+  void SubmitUpdate(uint32_t tensor, UpdateTask task, Done done);
   void MoveAverages(uint32_t tensor, uint64_t step);
   // Of elements [first, last), first a multiple of the tile.
   void SubmitAverages(TensorRange range, uint64_t step, bool begins);

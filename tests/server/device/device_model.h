@@ -97,17 +97,19 @@ class Model {
   // Likewise, but every gradient is the sum of two ranks', made just before its update.
   void SummedStep(uint64_t t) {
     for (size_t i = 0; i < sizes_.size(); ++i) {
-      SumTask sum{
-          .to = pool_.data() + at_[i], .elements = sizes_[i], .format = kernels::FindWireFormat("fp32"), .first = true};
-      for (uint64_t rank = 0; rank < 2; ++rank) {
-        std::string payload(sizes_[i] * sizeof(float), '\0');
-        FillNormal(100 * t + 10 * i + rank, 0.1f, {reinterpret_cast<float*>(payload.data()), sizes_[i]});
-        sum.terms.push_back({.payload = Payload(std::move(payload)), .first = 0, .last = sizes_[i]});
-      }
       queue_->Submit(
-          std::move(sum), [this](const TaskResult&) { ++sums_; }, Name(i));
+          MakeSum(i, t), [this](const TaskResult&) { ++sums_; }, Name(i));
       queue_->Submit(
           MakeUpdate(i, t), [this](const TaskResult& r) { statistics_.push_back(r.statistics); }, Name(i));
+    }
+  }
+  // Likewise, but made by the update.
+  void JoinedStep(uint64_t t) {
+    for (size_t i = 0; i < sizes_.size(); ++i) {
+      UpdateTask task = MakeUpdate(i, t);
+      task.sum = std::make_shared<SumTask>(MakeSum(i, t));
+      queue_->Submit(
+          std::move(task), [this](const TaskResult& r) { statistics_.push_back(r.statistics); }, Name(i));
     }
   }
   // As Step, but each tensor's weights go out, in bf16, just behind its update.
@@ -205,6 +207,16 @@ class Model {
   const std::vector<kernels::Statistics>& statistics() const { return statistics_; }
   bool finite() const { return finite_; }  // whether all was that was loaded
   DeviceQueue* queue() { return queue_.get(); }
+  SumTask MakeSum(size_t i, uint64_t t) {
+    SumTask sum{
+        .to = pool_.data() + at_[i], .elements = sizes_[i], .format = kernels::FindWireFormat("fp32"), .first = true};
+    for (uint64_t rank = 0; rank < 2; ++rank) {
+      std::string payload(sizes_[i] * sizeof(float), '\0');
+      FillNormal(100 * t + 10 * i + rank, 0.1f, {reinterpret_cast<float*>(payload.data()), sizes_[i]});
+      sum.terms.push_back({.payload = Payload(std::move(payload)), .first = 0, .last = sizes_[i]});
+    }
+    return sum;
+  }
   UpdateTask MakeUpdate(size_t i, uint64_t t) {
     UpdateTask task{.kernel = &kernel_, .tiles = tiles_.data()};
     for (size_t p = 0; p < planes_[i].size(); ++p) task.update.planes[p] = planes_[i][p].data();
@@ -258,19 +270,21 @@ struct TrainOutcome {
   std::vector<kernels::Statistics> statistics;
   bool finite = false;
 };
-inline TrainOutcome TrainOn(Device* device, const kernels::Kernel& kernel) {
+// `joins`: updates make the sums that are made just before them.
+inline TrainOutcome TrainOn(Device* device, const kernels::Kernel& kernel, bool joins = false) {
   Model model(device, kernel, {30000, 1, 0, 256, 4096, 5000, 33, 9216});
   model.Load();
   struct Step {
     void (Model::*take)(uint64_t t);
     Model::Asked asked;
   };
+  const auto summed = joins ? &Model::JoinedStep : &Model::SummedStep;
   constexpr auto kCore = kernels::StatisticsLevel::kCore, kFull = kernels::StatisticsLevel::kFull;
   uint64_t t = 0;
   for (const Step& step :
        {Step{&Model::Step, {.statistics = kFull}}, Step{&Model::JudgedStep, {.statistics = kCore, .gradients = "bf16"}},
-        Step{&Model::SummedStep, {.statistics = kFull, .stochastic = false}},
-        Step{&Model::Step, {.statistics = kCore, .stochastic = false}}, Step{&Model::SummedStep, {.statistics = kCore}},
+        Step{summed, {.statistics = kFull, .stochastic = false}},
+        Step{&Model::Step, {.statistics = kCore, .stochastic = false}}, Step{summed, {.statistics = kCore}},
         Step{&Model::ServedStep, {.statistics = kCore}}, Step{&Model::ScaledStep, {.statistics = kFull}}}) {
     model.Ask(step.asked);
     (model.*step.take)(++t);

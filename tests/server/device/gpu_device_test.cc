@@ -104,6 +104,8 @@ TEST(GpuDeviceTest, AnUpdateReadsTheSumsBeforeIt) {
       model->WaitIdle();  // the gradients' memory is free
       model->SummedStep(t);
     }
+    model->WaitIdle();
+    model->JoinedStep(4);
     model->EncodeWeights("fp32", 24);
     model->WaitIdle();
     EXPECT_TRUE(model->finite());

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -125,11 +126,12 @@ class Store {
             .gradient = gradients_[tensor].data(),
             .gradient_format = kernels::FindWireFormat("fp32")};
   }
-  using Call = void (ParameterStore::*)(uint32_t, const ParameterStore::UpdateValues&, ParameterStore::Done);
-  TaskResult Do(Call call, uint32_t tensor, uint64_t step) {
+  using Call =
+      std::function<void(ParameterStore&, uint32_t, const ParameterStore::UpdateValues&, ParameterStore::Done)>;
+  TaskResult Do(const Call& call, uint32_t tensor, uint64_t step) {
     TaskResult result;
     Wait(1, [&](auto done) {
-      (*store_.*call)(tensor, Values(tensor, step), [&result, done = std::move(done)](const TaskResult& r) mutable {
+      call(*store_, tensor, Values(tensor, step), [&result, done = std::move(done)](const TaskResult& r) mutable {
         result = r;
         done(r);
       });
@@ -137,11 +139,11 @@ class Store {
     return result;
   }
   // Makes the call for every tensor, one submitted behind the other.
-  std::vector<TaskResult> DoAll(Call call, uint64_t step) {
+  std::vector<TaskResult> DoAll(const Call& call, uint64_t step) {
     std::vector<TaskResult> results(tensors());
     absl::BlockingCounter left(static_cast<int>(tensors()));
     for (uint32_t i = 0; i < tensors(); ++i) {
-      (*store_.*call)(i, Values(i, step), [&, i](const TaskResult& r) {
+      call(*store_, i, Values(i, step), [&, i](const TaskResult& r) {
         results[i] = r;
         left.DecrementCount();
       });
@@ -180,8 +182,9 @@ class Store {
   std::unique_ptr<ParameterStore> store_;
 };
 
-inline constexpr auto kProbe = &ParameterStore::DryUpdate, kUpdate = &ParameterStore::Update;
-inline constexpr auto kCurvature = &ParameterStore::Curvature;
+inline constexpr auto kProbe = &ParameterStore::DryUpdate, kCurvature = &ParameterStore::Curvature;
+inline constexpr auto kUpdate = [](ParameterStore& store, uint32_t tensor, const ParameterStore::UpdateValues& values,
+                                   ParameterStore::Done done) { store.Update(tensor, values, std::move(done)); };
 
 class ParameterStoreTest : public ::testing::TestWithParam<bool> {
  protected:
