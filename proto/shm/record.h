@@ -59,6 +59,7 @@ class ShmRecordWriter {
   // Writes as much as there is room for; true: everything. DATA_LOSS: the reader's counter is impossible.
   absl::StatusOr<bool> Flush();
   bool empty() const { return out_.size() == gone_; }
+  uint64_t waiting_bytes() const { return out_.size() - gone_; }
   // Flush could go on.
   bool HasRoom() const { return room() > 0; }
   // Bytes that the pipe would take at once, headers of 32 bytes among them.

@@ -45,6 +45,10 @@ absl::StatusOr<message::MicroEnd> ToMicroEnd(const v1::MicroEnd& end, const RunS
 // is known on the strand. `reason`: the metrics' word for what is wrong.
 absl::Status CheckGradient(const v1::Gradient& gradient, uint64_t payload_bytes, const RunSpec& spec,
                            absl::string_view* reason);
+// Whether the lists are of one length, and the data is what they say.
+absl::Status CheckSmallGradients(const v1::SmallGradients& gradients);
+// As CheckGradient, of one of them.
+absl::Status CheckSmallGradient(uint32_t tensor, uint64_t bytes, const RunSpec& spec, absl::string_view* reason);
 // The chunks of a batch, or the one chunk of a message without a batch. Moves the data out of the message.
 absl::StatusOr<std::vector<LoadChunk>> ToLoadChunks(v1::LoadStateRequest* request, const RunSpec& spec);
 

@@ -132,6 +132,26 @@ absl::Status CheckGradient(const v1::Gradient& g, uint64_t payload_bytes, const 
   return CheckPartSize(spec, {g.tensor(), g.chunk()}, spec.tensors[g.tensor()].gradient_format, payload_bytes);
 }
 
+absl::Status CheckSmallGradients(const v1::SmallGradients& g) {
+  const int count = g.tensors_size();
+  if (count == 0 || count > kMostBatchMessages || g.sizes_size() != count || g.crc32c_size() != count) {
+    return InvalidArgumentError(StrCat("SmallGradients of ", count, " tensors, with ", g.sizes_size(), " sizes and ",
+                                       g.crc32c_size(), " checksums; wanted: as many of each, from 1 to ",
+                                       kMostBatchMessages));
+  }
+  const uint64_t bytes = std::accumulate(g.sizes().begin(), g.sizes().end(), uint64_t{0});
+  if (bytes == g.data().size() && bytes <= kMostBatchedBytes) return absl::OkStatus();
+  return InvalidArgumentError(StrCat("SmallGradients with ", g.data().size(), " bytes of data, and sizes of ", bytes,
+                                     " bytes together; wanted: as many, and at most ", kMostBatchedBytes));
+}
+
+absl::Status CheckSmallGradient(uint32_t tensor, uint64_t bytes, const RunSpec& spec, absl::string_view* reason) {
+  *reason = "unknown_tensor";
+  RETURN_IF_ERROR(CheckTensor(spec, tensor));
+  *reason = "malformed";
+  return CheckPartSize(spec, {tensor, 0}, spec.tensors[tensor].gradient_format, bytes);
+}
+
 absl::StatusOr<std::vector<uint32_t>> ToTensors(const v1::PullRequest& request, const RunSpec& spec) {
   const size_t count = spec.tensors.size();
   std::vector<uint32_t> tensors(request.tensors().begin(), request.tensors().end());

@@ -4,12 +4,14 @@
 
 #include "proto/batch.h"
 
+#include "server/rpc/train_messages.h"
+
 namespace ballast {
 
 bool ResponseQueue::Add(const v1::TrainResponse* response) {
   const size_t bytes = response->ByteSizeLong();
   if (takes_batches_ && bytes <= kMostBatchedBytes) {
-    *gathered_.mutable_batch()->add_responses() = *response;
+    if (!Join(*response)) *gathered_.mutable_batch()->add_responses() = *response;
     gathered_bytes_ += bytes;
     owed_ = full() && writing_;
   } else {
@@ -17,6 +19,16 @@ bool ResponseQueue::Add(const v1::TrainResponse* response) {
     owed_ = true;
   }
   return !owed_;
+}
+
+bool ResponseQueue::Join(const v1::TrainResponse& response) {
+  if (!takes_small_weights_ || !response.has_weights()) return false;
+  auto& gathered = *gathered_.mutable_batch()->mutable_responses();
+  const bool follows = !gathered.empty() && gathered.rbegin()->has_small_weights();
+  if (follows && AddSmallWeights(response.weights(), gathered.rbegin()->mutable_small_weights())) return true;
+  if (AddSmallWeights(response.weights(), gathered.Add()->mutable_small_weights())) return true;
+  gathered.RemoveLast();
+  return false;
 }
 
 bool ResponseQueue::full() const { return BatchIsFull(gathered_.batch().responses_size(), gathered_bytes_); }

@@ -13,6 +13,7 @@ namespace ballast {
 class ResponseQueue {
  public:
   void set_takes_batches(bool takes) { takes_batches_ = takes; }
+  void set_takes_small_weights(bool takes) { takes_small_weights_ = takes; }
   // True: the message is copied, and the next may be added. False: the message stays the sender's, who must leave it as
   // it is, and add nothing, until Written says so.
   bool Add(const v1::TrainResponse* response);
@@ -27,9 +28,12 @@ class ResponseQueue {
   bool empty() const { return waiting_ == nullptr && gathered_bytes_ == 0; }
 
  private:
+  // Among the small weights that were gathered last, or as the first of others. False: it is not small weights.
+  bool Join(const v1::TrainResponse& response);
   void DropGathered();
 
   bool takes_batches_ = false;
+  bool takes_small_weights_ = false;
   bool writing_ = false;
   bool owed_ = false;                           // the sender's answer
   const v1::TrainResponse* waiting_ = nullptr;  // the sender's, too large for company

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "absl/status/statusor.h"
 
@@ -25,7 +26,13 @@ absl::StatusOr<TrainBinding> BindTrain(const RpcEnvironment& environment, const 
 // has them beside the message; otherwise request->gradient().data() is taken. A refused request becomes message::Bad,
 // and is counted. The checksum is compared with the payload as it is now. If a trainer changes borrowed memory
 // afterwards, the changed bytes are summed, which harms only the trainer's own run, as sending them would have.
-RankMessage ToRankMessage(Run* run, v1::TrainRequest* request, Payload payload);
+//
+// Of small gradients each is a message of its own, up to the first that is refused.
+void AddRankMessages(Run* run, v1::TrainRequest* request, Payload payload, std::vector<RankMessage>* messages);
+
+// Adds weights that are small, of the step of those that are there already, so that they go together. False: they are to
+// go alone, or after those.
+bool AddSmallWeights(const v1::Weights& weights, v1::SmallWeights* small);
 
 // Anything but weights.
 v1::TrainResponse FromOutput(const StreamOutput& output, const RunSpec& spec);

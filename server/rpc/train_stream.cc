@@ -13,6 +13,22 @@
 #include "server/rpc/train_messages.h"
 
 namespace ballast {
+namespace {
+
+void AddBatch(Run* run, v1::RequestBatch* batch, std::vector<RankMessage>* messages) {
+  int64_t count = 0;  // each tensor of small gradients is one
+  for (const v1::TrainRequest& request : batch->requests()) {
+    count += request.has_small_gradients() ? request.small_gradients().tensors_size() : 1;
+  }
+  if (count > kMostBatchMessages) {
+    return messages->push_back(message::Bad{absl::InvalidArgumentError(
+        absl::StrCat("a batch of ", count, " messages, wanted at most ", kMostBatchMessages))});
+  }
+  for (v1::TrainRequest& request : *batch->mutable_requests()) AddRankMessages(run, &request, {}, messages);
+}
+
+}  // namespace
+
 TrainStream* TrainStream::Start(const RpcEnvironment& environment, grpc::CallbackServerContext* context) {
   std::shared_ptr<TrainStream> stream(new TrainStream(environment, context));
   stream->HoldUntilDone(stream);
@@ -88,14 +104,9 @@ void TrainStream::Take(const std::shared_ptr<Run>& bound) {
   if (absl::Status s = CheckMessageBytes(request_.ByteSizeLong(), environment_); !s.ok()) {
     messages.push_back(message::Bad{std::move(s)});
   } else if (!request_.has_batch()) {
-    messages.push_back(ToRankMessage(bound.get(), &request_, {}));
-  } else if (const int size = request_.batch().requests_size(); size > kMostBatchMessages) {
-    messages.push_back(message::Bad{absl::InvalidArgumentError(
-        absl::StrCat("a batch of ", size, " messages, wanted at most ", kMostBatchMessages))});
+    AddRankMessages(bound.get(), &request_, {}, &messages);
   } else {
-    for (v1::TrainRequest& request : *request_.mutable_batch()->mutable_requests()) {
-      messages.push_back(ToRankMessage(bound.get(), &request, {}));
-    }
+    AddBatch(bound.get(), request_.mutable_batch(), &messages);
   }
   {
     absl::MutexLock lock(&mu_);
@@ -112,6 +123,7 @@ absl::Status TrainStream::Bind(const v1::TrainRequest& request) {
     absl::MutexLock lock(&mu_);
     run_ = binding.run;
     out_.set_takes_batches(request.open().takes_batches());
+    out_.set_takes_small_weights(request.open().takes_small_weights());
   }
   binding.run->OpenStream(shared_from_this(), std::move(binding.opened));
   return absl::OkStatus();

@@ -17,7 +17,8 @@
 namespace ballast {
 namespace {
 
-constexpr size_t kHandedOverTogether = 32;  // messages
+constexpr size_t kHandedOverTogether = 32;       // messages
+constexpr uint64_t kWrittenTogether = 16 << 10;  // bytes of records
 
 // The longest sleep: a trainer that tampers with the bell delays its own stream by no more than this.
 constexpr std::chrono::milliseconds kGlance = std::chrono::seconds(1);
@@ -177,8 +178,9 @@ absl::Status ShmStream::TakeMessage(const ShmRecord& record) {
   }
   if (run_ == nullptr) return Bind();
   most_unconsumed_ = reader_.body().size() > kMostBatchedBytes ? 1 : kMostUnconsumed;
-  ++unconsumed_;
-  arrived_.push_back(ToRankMessage(run_.get(), &request_, std::move(payload)));
+  const size_t before = arrived_.size();
+  AddRankMessages(run_.get(), &request_, std::move(payload), &arrived_);
+  unconsumed_ += static_cast<int>(arrived_.size() - before);
   return absl::OkStatus();
 }
 
@@ -190,6 +192,7 @@ absl::Status ShmStream::Bind() {
         "Open shows another token than the one that the shared memory was asked for with");
   }
   takes_data_in_records_ = request_.open().takes_data_in_records();
+  takes_small_weights_ = takes_data_in_records_ && request_.open().takes_small_weights();
   run_ = binding->run;
   run_->OpenStream(shared_from_this(), std::move(binding->opened));
   return absl::OkStatus();
@@ -246,13 +249,33 @@ bool ShmStream::FlushLocked() {
   return !writing_on_ && std::exchange(owed_, false);
 }
 
+// Of the small weights that were gathered.
+void ShmStream::AddGathered() {
+  v1::SmallWeights* const small = gathered_.mutable_small_weights();
+  if (small->tensors_size() == 0) return;
+  writer_.Add({.type = ShmRecord::kMessage}, gathered_.SerializeAsString());
+  small->Clear();
+}
+
+bool ShmStream::Gather(const v1::Weights& weights) {
+  if (!takes_small_weights_ || gone_ || writing_on_) return false;
+  v1::SmallWeights* const small = gathered_.mutable_small_weights();
+  if (AddSmallWeights(weights, small)) return true;
+  if (small->tensors_size() == 0) return false;
+  absl::MutexLock lock(&mu_);
+  AddGathered();
+  return AddSmallWeights(weights, small);
+}
+
 Written ShmStream::Send(const ShmRecord& record, absl::string_view body) {
   bool answered = false, later = false;
   {
     absl::MutexLock lock(&mu_);
     if (finished_ || gone_) return Written::kOver;
     if (record.slot != ShmRecord::kNoSlot) lender_.Lend(record.slot);
+    AddGathered();
     writer_.Add(record, body);
+    if (!writing_on_ && writer_.waiting_bytes() < kWrittenTogether) return Written::kNow;
     owed_ = true;
     answered = FlushLocked();
     later = writing_on_;
@@ -261,7 +284,17 @@ Written ShmStream::Send(const ShmRecord& record, absl::string_view body) {
   return answered ? Written::kNow : Written::kLater;
 }
 
-void ShmStream::Flush() { Ring(&control_.trainer_bell); }
+void ShmStream::Flush() {
+  bool later = false;
+  {
+    absl::MutexLock lock(&mu_);
+    AddGathered();
+    if (!writer_.empty() && !writing_on_ && !gone_) FlushLocked();  // nobody is owed an answer
+    later = writing_on_;
+  }
+  if (later) Nudge();
+  Ring(&control_.trainer_bell);
+}
 
 Written ShmStream::Write(const StreamOutput& output) {
   return Send({.type = ShmRecord::kMessage}, FromOutput(output, run_->spec()).SerializeAsString());
@@ -272,9 +305,11 @@ Written ShmStream::WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) {
   v1::Weights* const weights = response_.mutable_weights();
   FillWeights(chunk, run_->spec(), piece, weights);
   ShmRecord record{.type = ShmRecord::kMessage};
-  response_.SerializeToString(&body_);
+  const bool gathered = piece->place == nullptr && Gather(*weights);
+  if (!gathered) response_.SerializeToString(&body_);
   if (piece->place == nullptr) {
     weights->mutable_data()->swap(piece->data);
+    if (gathered) return Written::kNow;
   } else if (const size_t bytes = piece->encoded().size(); bytes > 0) {
     record.slot = piece->slot;
     record.payload_bytes = static_cast<uint32_t>(bytes);

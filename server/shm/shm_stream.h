@@ -8,8 +8,8 @@
 // A stream whose first message is not there within open_timeout_s is ended.
 //
 // All that the trainer can write is hostile: see proto/shm/record.h and proto/shm/slots.h for what is checked, and
-// ToRankMessage for gradients that change after the check. The daemon's memory beyond the segment: kMostUnconsumed
-// messages, the one being read, and the one being written.
+// AddRankMessages for gradients that change after the check. The daemon's memory beyond the segment: kMostUnconsumed
+// messages and those of the record being read, the one being written, and small ones that wait for Flush.
 #pragma once
 
 #include <atomic>
@@ -85,7 +85,11 @@ class ShmStream final : public RankStream, public Payload::Lender, public std::e
   absl::Status TakeMessage(const ShmRecord& record);
   absl::Status Bind();
   void Refuse(absl::Status status);
+  // The record waits for Flush, unless much waits, or something waits for room.
   Written Send(const ShmRecord& record, absl::string_view body);
+  // As a record of several; false: they are to go in one of their own.
+  bool Gather(const v1::Weights& weights);
+  void AddGathered() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Writes what waits. True: that answers a write.
   bool FlushLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void WriteOn();
@@ -104,13 +108,14 @@ class ShmStream final : public RankStream, public Payload::Lender, public std::e
   v1::TrainRequest request_;
   std::vector<RankMessage> arrived_;  // for the strand
   bool input_over_ = false;
-  bool takes_data_in_records_ = false;  // the trainer does; written before run_
-  std::shared_ptr<Run> run_;            // from Open on; the strand's too, which hears of the stream by it
+  bool takes_data_in_records_ = false, takes_small_weights_ = false;  // the trainer does; written before run_
+  std::shared_ptr<Run> run_;  // from Open on; the strand's too, which hears of the stream by it
 
   ShmBorrower borrower_;
   ShmLender lender_;            // the strand's, like the next two
   v1::TrainResponse response_;  // of the write in hand
   std::string body_;
+  v1::TrainResponse gathered_;  // small weights
   std::atomic<int> unconsumed_ = 0, most_unconsumed_ = kMostUnconsumed;
   std::atomic<bool> nudged_ = false;
   std::atomic<bool> gone_ = false;       // no peer any more

@@ -48,6 +48,7 @@ struct FakeOptions {
   bool answers_step_end = true;
   bool returns_credit_late = false;  // only when the window is full
   bool damages_weights = false;
+  bool joins_small = false;                   // takes SmallGradients, and sends weights of one chunk as SmallWeights
   std::map<uint32_t, uint64_t> back_at = {};  // tensors that have these digests again after the first message of Pull
   bool acknowledges = true;
   bool has_storage = false;
@@ -111,6 +112,7 @@ class FakeDaemon final : public v1::TrainerService::Service {
     int pulled = 0;               // messages of Pull
     int creations = 0;            // calls of CreateRun
     int duplicates = 0;           // chunks sent although held
+    int joined = 0;               // that came in SmallGradients
     int clean_ends = 0;           // streams ended by WritesDone
     uint64_t most_under_way = 0;  // bytes received and not credited
     std::map<uint32_t, std::string> uploaded;
@@ -152,6 +154,7 @@ class FakeDaemon final : public v1::TrainerService::Service {
   grpc::Status OnOpen(const v1::Open& open, Responses* out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   grpc::Status OnBegin(const v1::StepBegin& begin) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   grpc::Status OnGradient(const v1::Gradient& gradient, Responses* out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  grpc::Status OnSmallGradients(const v1::SmallGradients& small, Responses* out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   grpc::Status CheckWhole() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Close(Responses* out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Credit(uint64_t bytes, Responses* out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -71,6 +71,28 @@ void Check(const v1::Gradient& g) {
   Require(g.scale() == 0 || g.scale() == 1, "its scale would be ignored");
 }
 
+void Check(const v1::SmallGradients& small) {
+  if (auto s = CheckSmallGradients(small); !s.ok()) return RequireSaid(s);
+  Require(small.tensors_size() > 0 && small.sizes_size() == small.tensors_size(), "a tensor has no size");
+  Require(small.crc32c_size() == small.tensors_size(), "a tensor has no checksum");
+  uint64_t bytes = 0;
+  for (int i = 0; i < small.tensors_size(); ++i) {
+    bytes += small.sizes(i);
+    absl::string_view reason;
+    const uint32_t tensor = small.tensors(i);
+    if (auto s = CheckSmallGradient(tensor, small.sizes(i), Run(), &reason); !s.ok()) {
+      RequireSaid(s);
+      Require(!reason.empty(), "the refusal has no reason for the metrics");
+      continue;
+    }
+    Require(tensor < Run().tensors.size(), "the tensor is not of the run");
+    const size_t width = WireBytes(Run().tensors[tensor].gradient_format);
+    Require(small.sizes(i) <= ElementsOf(tensor, 0) * width && small.sizes(i) % width == 0,
+            "it does not fit the chunk");
+  }
+  Require(bytes == small.data().size(), "the data is not what the sizes say");
+}
+
 void Check(const v1::StepBegin& begin) {
   const auto made = ToStepBegin(begin, Run());
   if (!made.ok()) return RequireSaid(made.status());
@@ -138,6 +160,7 @@ void Check(const v1::RunSpec& spec) {
 
 void Check(const v1::TrainRequest& request) {
   if (request.has_gradient()) Check(request.gradient());
+  if (request.has_small_gradients()) Check(request.small_gradients());
   if (request.has_step_begin()) Check(request.step_begin());
   if (request.has_micro_end()) Check(request.micro_end());
   if (request.has_open()) {

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -98,7 +99,7 @@ class OpenStep {
   // kGradients: and MicroEnd, after them or, once the micro-batch has ended, before what waits for credit.
   enum class Next { kStepBegin, kMicroBegin, kGradients, kStepMeasure, kStepEnd, kNothing };
   struct Arrivals {
-    std::vector<bool> chunks;  // empty before the first
+    absl::InlinedVector<bool, 8> chunks;  // empty before the first
     uint64_t count = 0;
   };
 

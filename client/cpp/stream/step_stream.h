@@ -104,6 +104,7 @@ class StepStream {
     std::vector<v1::TrainRequest> requests = {};
     std::optional<GradientRoom> room = {};  // of the last
     bool more = false;                      // follow at once
+    bool joins = false;                     // small gradients may go as one request
   };
   // How a stream ended.
   struct End {
@@ -124,7 +125,8 @@ class StepStream {
   End Hang(Call& call, absl::Status refused);
   // `data`: the payload of weights.
   absl::Status Handle(const v1::TrainResponse& response, absl::Span<const std::byte> data);
-  absl::Status OnOpened();
+  absl::Status OnOpened(const v1::Opened& opened);
+  absl::Status OnSmallWeights(const v1::SmallWeights& weights);
   absl::Status OnWeights(const v1::Weights& weights, absl::Span<const std::byte> data);
   absl::Status Land(const v1::Weights& weights, absl::Span<const std::byte> data, const Destination& destination) const;
   absl::Status OnResult(const v1::StepResult& result);
@@ -150,6 +152,8 @@ class StepStream {
   // Waits for more small gradients, so that the daemon wakes to several. Whoever pushes is not held up.
   void Gather() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void WriteTurn();
+  // Writes its requests. False: as Transport::Write.
+  bool Write(Turn* turn);
   Turn TakeTurn() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Turn HalfClose() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status MayPush(uint32_t tensor) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -196,6 +200,7 @@ class StepStream {
   std::optional<v1::AttachResponse> attached_again_ ABSL_GUARDED_BY(mu_);
   bool open_ ABSL_GUARDED_BY(mu_) = false;  // Opened came and the stream has not ended
   bool opened_once_ ABSL_GUARDED_BY(mu_) = false;
+  bool takes_small_gradients_ ABSL_GUARDED_BY(mu_) = false;  // Opened says so
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
   bool half_closed_ ABSL_GUARDED_BY(mu_) = false;
   absl::Time opened_by_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();  // else the writer cancels the call

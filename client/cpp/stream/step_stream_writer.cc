@@ -1,6 +1,9 @@
 // The writer's half of StepStream: what leaves next, and how many small requests leave together.
 
+#include <algorithm>
 #include <utility>
+
+#include "proto/batch.h"
 
 #include "client/cpp/stream/step_stream.h"
 
@@ -8,12 +11,45 @@ namespace ballast {
 namespace {
 
 // Of a turn of the writer's, for which it takes the lock twice.
-constexpr size_t kMostInTurn = 16;              // requests
+constexpr size_t kMostInTurn = 64;              // requests
 constexpr uint64_t kMostBytesInTurn = 8 << 10;  // of a gradient that another one may follow
 
 // How long a small gradient waits for others. Backward in Python makes one in some 50 us; waking the daemon, and its threads
 // one another, costs all of them as much.
 constexpr absl::Duration kGather = absl::Microseconds(500);
+
+// Whether the request may go as one of SmallGradients.
+bool Joins(const v1::TrainRequest& request) {
+  return request.has_gradient() && request.gradient().chunk() == 0 &&
+         request.gradient().data().size() <= kMostBytesInTurn;
+}
+
+// The first of these requests, as many as may go as one: those are of one micro-batch, since what begins another is between.
+size_t CountJoined(absl::Span<v1::TrainRequest> requests) {
+  size_t count = 0;
+  for (uint64_t bytes = 0; count < requests.size() && Joins(requests[count]); ++count) {
+    bytes += requests[count].gradient().data().size();
+    if (bytes > kMostJoinedBytes) break;
+  }
+  return count;
+}
+
+// As one; fills in the checksums that they lack.
+v1::TrainRequest Join(absl::Span<v1::TrainRequest> requests) {
+  v1::TrainRequest joined;
+  v1::SmallGradients& small = *joined.mutable_small_gradients();
+  small.set_micro(requests.front().gradient().micro());
+  small.mutable_data()->reserve(kMostJoinedBytes);
+  for (v1::TrainRequest& request : requests) {
+    v1::Gradient& gradient = *request.mutable_gradient();
+    FillChecksum(&gradient);
+    small.add_tensors(gradient.tensor());
+    small.add_sizes(static_cast<uint32_t>(gradient.data().size()));
+    small.add_crc32c(gradient.crc32c());
+    small.mutable_data()->append(gradient.data());
+  }
+  return joined;
+}
 
 }  // namespace
 
@@ -64,13 +100,7 @@ void StepStream::WriteTurn() {
     writing_ = true;
     turn = MayHalfClose() ? HalfClose() : TakeTurn();
   }
-  Transport& transport = *turn.call->transport;
-  bool alive = !turn.requests.empty() || transport.WritesDone();
-  for (v1::TrainRequest& request : turn.requests) {
-    const bool last = &request == &turn.requests.back();
-    alive = alive && (last && turn.room ? WriteThroughRoom(&transport, *turn.room, &request)
-                                        : transport.Write(&request, turn.more || !last));
-  }
+  const bool alive = Write(&turn);
   FreedChunks freed(&memory_);
   absl::MutexLock lock(&mu_);
   EndTurn(alive);
@@ -80,13 +110,32 @@ void StepStream::WriteTurn() {
   }
 }
 
+bool StepStream::Write(Turn* turn) {
+  Transport& transport = *turn->call->transport;
+  if (turn->requests.empty()) return transport.WritesDone();
+  for (absl::Span<v1::TrainRequest> left = absl::MakeSpan(turn->requests); !left.empty();) {
+    const size_t joined = turn->joins ? CountJoined(left) : 0, count = std::max<size_t>(joined, 1);
+    const bool last = count == left.size(), more = turn->more || !last;
+    if (joined > 1) {
+      v1::TrainRequest several = Join(left.first(joined));
+      if (!transport.Write(&several, more)) return false;
+    } else if (last && turn->room) {
+      return WriteThroughRoom(&transport, *turn->room, &left.front());
+    } else if (!transport.Write(&left.front(), more)) {
+      return false;
+    }
+    left.remove_prefix(count);
+  }
+  return true;
+}
+
 StepStream::Turn StepStream::HalfClose() {
   half_closed_ = true;
   return {.call = call_};
 }
 
 StepStream::Turn StepStream::TakeTurn() {
-  Turn turn{.call = call_, .step = step_};
+  Turn turn{.call = call_, .step = step_, .joins = takes_small_gradients_};
   for (turn.more = true; turn.more && !turn.room && turn.requests.size() < kMostInTurn;) {
     v1::TrainRequest& request = turn.requests.emplace_back();
     credit_ = Allowance();

@@ -18,9 +18,12 @@ bool GrpcTransport::Write(v1::TrainRequest* request, bool more) {
   const size_t bytes = request->ByteSizeLong();
   const bool alone = !takes_batches_ || bytes > kMostBatchedBytes || (!more && gathered_bytes_ == 0);
   if (alone) return Flush() && stream_->Write(*request);
+  const int messages = request->has_small_gradients() ? request->small_gradients().tensors_size() : 1;
+  if (gathered_messages_ + messages > kMostBatchMessages && !Flush()) return false;
   *gathered_.mutable_batch()->add_requests() = *request;
   gathered_bytes_ += bytes;
-  return (more && !BatchIsFull(gathered_.batch().requests_size(), gathered_bytes_)) || Flush();
+  gathered_messages_ += messages;
+  return (more && !BatchIsFull(gathered_messages_, gathered_bytes_)) || Flush();
 }
 
 bool GrpcTransport::Flush() {
@@ -28,6 +31,7 @@ bool GrpcTransport::Flush() {
   const bool written = stream_->Write(gathered_);
   gathered_.mutable_batch()->clear_requests();
   gathered_bytes_ = 0;
+  gathered_messages_ = 0;
   return written;
 }
 

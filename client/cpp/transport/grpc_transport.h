@@ -35,6 +35,7 @@ class GrpcTransport final : public Transport {
   // The writing thread's.
   v1::TrainRequest gathered_;
   size_t gathered_bytes_ = 0;
+  int gathered_messages_ = 0;  // a small gradient is one
 
   // The reading thread's.
   v1::TrainResponse arrived_;

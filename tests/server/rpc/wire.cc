@@ -104,7 +104,7 @@ bool Wire::AwaitWeights() {
   std::optional<v1::TrainResponse> answer;
   do {
     answer = Read();
-  } while (answer && !answer->has_weights());
+  } while (answer && !answer->has_weights() && !answer->has_small_weights());
   return answer.has_value();
 }
 
@@ -130,8 +130,24 @@ StepAnswer ReadStep(Wire* wire) {
     if (response->has_credit()) answer.credit += response->credit().bytes();
     if (response->has_step_result()) answer.result = response->step_result();
     if (response->has_weights()) Take(response->weights(), &answer);
+    if (response->has_small_weights()) Take(response->small_weights(), &answer);
   }
   return answer;
+}
+
+void Take(const v1::SmallWeights& small, StepAnswer* answer) {
+  v1::Weights one;
+  one.set_step(small.step());
+  size_t at = 0;
+  for (int i = 0; i < small.tensors_size(); ++i) {
+    one.set_tensor(small.tensors(i));
+    one.set_crc32c(small.crc32c(i));
+    one.set_data(small.data().substr(at, small.sizes(i)));
+    at += small.sizes(i);
+    Take(one, answer);
+  }
+  answer->together += static_cast<uint64_t>(small.tensors_size());
+  answer->most_together_bytes = std::max<uint64_t>(answer->most_together_bytes, small.data().size());
 }
 
 void Take(const v1::Weights& w, StepAnswer* answer) {

@@ -73,9 +73,12 @@ struct StepAnswer {
   std::map<uint32_t, uint64_t> labels;            // step
   uint64_t credit = 0;
   bool checksums_right = true;
+  uint64_t together = 0;             // tensors that came with others in one message
+  uint64_t most_together_bytes = 0;  // of those messages
   std::optional<v1::StepResult> result;
 };
 StepAnswer ReadStep(Wire* wire);
 void Take(const v1::Weights& weights, StepAnswer* answer);
+void Take(const v1::SmallWeights& weights, StepAnswer* answer);
 
 }  // namespace ballast::testing
