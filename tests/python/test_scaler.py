@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import nn
 
 import ballast
 from models import layered
@@ -87,3 +88,53 @@ def test_one_made_after_the_run_was_joined_is_refused(adamw: AdamW) -> None:
     optimizer.connect()
     with pytest.raises(ballast.Rejected, match="make the GradScaler before connect"):
         ballast.GradScaler(optimizer)
+
+
+class Scaled:
+    """A trainer whose scale is client state. Each step's gradient is the scale: above 65504 it overflows."""
+
+    def __init__(self, adamw: AdamW, **options: bool):
+        self.weight = nn.Parameter(torch.ones(64))
+        self.optimizer = adamw(
+            [("w", self.weight)], commit="staged", gradient_dtype="fp16", snapshots=8, snapshot_every=1, **options
+        )
+        self.scaler = ballast.GradScaler(self.optimizer, init_scale=2.0**17, growth_interval=2)
+        self.optimizer.register_client_state("scaler", self.scaler)
+        self.optimizer.connect()
+
+    def steps(self, count: int) -> list[float]:
+        """The scale after each of them."""
+        seen = []
+        for _ in range(count):
+            self.scaler.scale(self.weight.sum()).backward()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            seen.append(self.scaler.get_scale())
+        return seen
+
+
+SCALES = [2.0**power for power in (16, 15, 15, 16, 15, 15, 16, 15)]
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["waits", "overlap"])
+@pytest.mark.parametrize("last", range(1, 6))
+def test_a_trainer_that_is_started_again_has_the_scale_after_its_last_step(
+    last: int, overlap: bool, adamw: AdamW
+) -> None:
+    """Whether the step has overflowed, was one of two that let the scale grow, or the second of them."""
+    first = Scaled(adamw, overlap_forward=overlap)
+    assert first.steps(last) == SCALES[:last]
+    first.optimizer.close()
+    second = Scaled(adamw, overlap_forward=overlap)
+    assert second.scaler.get_scale() == SCALES[last - 1]
+    assert second.steps(len(SCALES) - last) == SCALES[last:]
+
+
+@pytest.mark.parametrize("last", range(1, 6))
+def test_a_rewind_takes_the_scale_back_to_that_after_the_step(last: int, adamw: AdamW) -> None:
+    trainer = Scaled(adamw)
+    assert trainer.steps(6) == SCALES[:6]
+    assert trainer.optimizer.rewind(to=last) == last
+    trainer.scaler.update()  # as a loop may that has caught RunRewound: it is made already
+    assert trainer.scaler.get_scale() == SCALES[last - 1]
+    assert trainer.steps(len(SCALES) - last) == SCALES[last:]

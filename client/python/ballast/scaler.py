@@ -27,6 +27,9 @@ class GradScaler:
             if not optimizer.step_was_skipped:
                 scheduler.step()
 
+    Registered as client state it goes on where it was: the daemon keeps what it was in step(), and the update() that came
+    after that is made when it is put back.
+
     The daemon unscales, sees whether anything is NaN or infinite, and skips the step for all ranks or for none; each
     rank's scaler follows that result, so that they stay equal. The run is staged. Not thread-safe.
 
@@ -58,6 +61,7 @@ class GradScaler:
         self._growth_tracker = 0
         self._enabled = enabled
         self._before: int | None = None  # the last step when step() was called; None: it was not
+        self._within_step = False  # where client state is taken
         if enabled:
             optimizer.use_dynamic_loss_scale()
             self._set(self._scale)
@@ -84,7 +88,11 @@ class GradScaler:
         if self._enabled:
             last = optimizer.last_result
             self._before = last.step if last is not None else 0
-        value = optimizer.step(*args, **kwargs)
+        self._within_step = self._enabled
+        try:
+            value = optimizer.step(*args, **kwargs)
+        finally:
+            self._within_step = False
         return None if self._enabled and optimizer.step_was_skipped else value
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
@@ -101,13 +109,29 @@ class GradScaler:
         if result is None or result.step <= before:
             return
         if result.reason == "overflow":
-            self._set(self._scale * self._backoff_factor)
-            self._growth_tracker = 0
+            self._back_off()
         elif result.applied:
-            self._growth_tracker += 1
-            if self._growth_tracker == self._growth_interval:
-                self._set(self._scale * self._growth_factor)
-                self._growth_tracker = 0
+            self._grow()
+
+    def _back_off(self) -> None:
+        self._set(self._scale * self._backoff_factor)
+        self._growth_tracker = 0
+
+    def _grow(self) -> None:
+        self._growth_tracker += 1
+        if self._growth_tracker == self._growth_interval:
+            self._set(self._scale * self._growth_factor)
+            self._growth_tracker = 0
+
+    def _catch_up(self, before: int) -> None:
+        """Makes the update() after the step() that the state was taken in. The loop's own, if it comes, then changes nothing."""
+        result = self._optimizer.last_result
+        last = result.step if result is not None else before
+        if result is not None and last == before + 1 and result.reason == "overflow":
+            self._back_off()
+        elif result is not None and (last > before + 1 or result.applied):
+            self._grow()
+        self._before = last
 
     def get_scale(self) -> float:
         return self._scale if self._enabled else 1.0
@@ -128,13 +152,16 @@ class GradScaler:
         """As torch's, and loadable by it. Empty if it is not enabled."""
         if not self._enabled:
             return {}
-        return {
+        state: dict[str, Any] = {
             "scale": self._scale,
             "growth_factor": self._growth_factor,
             "backoff_factor": self._backoff_factor,
             "growth_interval": self._growth_interval,
             "_growth_tracker": self._growth_tracker,
         }
+        if self._within_step:
+            state["_before"] = self._before
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if not self._enabled:
@@ -146,6 +173,8 @@ class GradScaler:
         self._growth_interval = state_dict["growth_interval"]
         self._growth_tracker = state_dict["_growth_tracker"]
         self._set(float(state_dict["scale"]))
+        if "_before" in state_dict:
+            self._catch_up(state_dict["_before"])
 
     def _set(self, scale: float) -> None:
         """A scale that fp32 cannot hold, or none, keeps the last one: the daemon takes no other. It is rounded to fp32, so
