@@ -13,7 +13,7 @@ import torch
 import ballast
 from conftest import Program
 from daemon import Daemon
-from models import layered, same_bits, weights_of
+from models import layered, same_bits, weights_of, until
 from stateful import Place
 
 AdamW = Callable[..., ballast.AdamW]
@@ -149,9 +149,14 @@ def test_strange_registrations_are_refused(adamw: AdamW, daemon: Daemon) -> None
         optimizer.register_client_state("number", 3)
 
 
+@pytest.mark.filterwarnings("ignore:the client state of run .* is 1 steps older")
+@pytest.mark.parametrize("torn", [False, True])
 @pytest.mark.parametrize("skipped", [False, True])
-def test_who_comes_back_knows_whether_the_step_of_its_state_was_skipped(adamw: AdamW, skipped: bool) -> None:
-    """Its loop steps the scheduler after step(), in which the state was taken, unless the step was skipped."""
+def test_who_comes_back_knows_whether_the_step_of_its_state_was_skipped(
+    adamw: AdamW, skipped: bool, torn: bool
+) -> None:
+    """Its loop steps the scheduler after step(), in which the state was taken, unless the step was skipped. torn: it has
+    died within the next one."""
     model = layered(seed=1)
     with adamw(model.named_parameters(), nonfinite="skip_step") as optimizer:
         optimizer.register_client_state("place", Place())
@@ -161,6 +166,10 @@ def test_who_comes_back_knows_whether_the_step_of_its_state_was_skipped(adamw: A
             model(torch.full((2, 8), float("nan"))).sum().backward()
             optimizer.step()
         assert optimizer.step_was_skipped == skipped
+        if torn:
+            before = optimizer.run_status().received_bytes
+            model(torch.ones(2, 8)).sum().backward()
+            until(lambda: optimizer.run_status().received_bytes > before)
     optimizer = adamw(model.named_parameters(), nonfinite="skip_step")
     optimizer.register_client_state("place", Place())
     assert optimizer.connect()

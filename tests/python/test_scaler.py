@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import ballast
-from models import layered
+from models import layered, until
 
 AdamW = Callable[..., ballast.AdamW]
 
@@ -126,6 +126,21 @@ def test_a_trainer_that_is_started_again_has_the_scale_after_its_last_step(
     assert first.steps(last) == SCALES[:last]
     first.optimizer.close()
     second = Scaled(adamw, overlap_forward=overlap)
+    assert second.scaler.get_scale() == SCALES[last - 1]
+    assert second.steps(len(SCALES) - last) == SCALES[last:]
+
+
+@pytest.mark.parametrize("last", [3, 4, 5])
+def test_one_that_dies_within_a_step_leaves_the_scale_of_the_step_before(last: int, adamw: AdamW) -> None:
+    first = Scaled(adamw)
+    assert first.steps(last) == SCALES[:last]
+    before = first.optimizer.run_status().received_bytes
+    first.scaler.scale(first.weight.sum()).backward()
+    until(lambda: first.optimizer.run_status().received_bytes > before)
+    first.optimizer.close()
+    with pytest.warns(UserWarning, match="1 steps older"):
+        second = Scaled(adamw)
+    assert second.optimizer.last_result is not None and second.optimizer.last_result.outcome == "ABORTED"
     assert second.scaler.get_scale() == SCALES[last - 1]
     assert second.steps(len(SCALES) - last) == SCALES[last:]
 

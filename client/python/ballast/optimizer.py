@@ -233,7 +233,8 @@ class Optimizer(Prepared, InStep, Durable, Averaging, OptimizerState, Uncopyable
         """
         with self._steps.lock:
             session = self._steps.joined()
-            if (pieces := self._rejoin.put_back_once(session, self._steps.load_kept)) is not None:
+            client = self._membership.connected()
+            if (pieces := self._rejoin.put_back_once(session, client, self._steps.load_kept)) is not None:
                 self._starting_state.take(session)
             return Joined(session.step - 1, pieces, self._membership.restored)
 

@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 
+from ballast import _core
 from ballast.client_state import ClientStates
 from ballast.errors import Rejected, RunRewound
 from ballast.session import Session
+from ballast.step_end import StepEnd, ends_between
 
 # Optimizer.load_state_dict, of the optimizer whose state was kept with the registered one's.
 Load = Callable[[dict[str, Any]], object]
@@ -27,7 +29,7 @@ class Rejoin:
         self._run = run
         self._states = ClientStates()
         self._asked = False  # what the daemon kept of them was asked for
-        self._skipped = False
+        self._ends: list[StepEnd | None] = []
         self._dead_backward = -1
 
     # --- client state -----------------------------------------------------------------------------------------------
@@ -55,25 +57,29 @@ class Rejoin:
                 "FAILED_PRECONDITION",
             )
 
-    def put_back_once(self, session: Session, load: Load) -> dict[str, Any] | None:
+    def put_back_once(self, session: Session, client: _core.Client, load: Load) -> dict[str, Any] | None:
         """Puts an earlier process's back, the first time that it is called. Returns the pieces by name; None: there are none,
         or they were put back before."""
         if not self._states or self._asked:
             return None
         self._asked = True
-        return self._put_back(session, load)
+        return self._put_back(session, client, load)
 
     @property
     def skipped(self) -> bool:
         """Whether the step that the state put back was taken in changed no weight."""
-        return self._skipped
+        return bool(self._ends) and self._ends[0] is not None and self._ends[0].skipped
 
-    def _put_back(self, session: Session, load: Load) -> dict[str, Any] | None:
+    @property
+    def ends(self) -> list[StepEnd | None]:
+        """Of the step that the state put back was taken in, and of those that have closed since; None: it is not known."""
+        return self._ends
+
+    def _put_back(self, session: Session, client: _core.Client, load: Load) -> dict[str, Any] | None:
         """Returns the pieces by name; None if there is nothing, here or there."""
         if not session.client_state or not self._states:
             return None
-        last = session.last_result
-        self._skipped = session.steps_since_state == 0 and last is not None and last.skipped
+        self._ends = self._ends_since(session, client)
         pieces = self._states.restore(session.client_state, load)
         if lacking := self._states.lacking(pieces):
             warnings.warn(f"run '{self._run}' has no client state named {', '.join(lacking)}", stacklevel=3)
@@ -85,6 +91,14 @@ class Rejoin:
             )
         return pieces
 
+    def _ends_since(self, session: Session, client: _core.Client) -> list[StepEnd | None]:
+        last = session.last_result
+        end = None if last is None else StepEnd(last.outcome, last.reason)
+        if session.steps_since_state == 0:
+            return [end]
+        newest = session.step - 1
+        return [*ends_between(client, self._run, newest - session.steps_since_state, newest - 1), end]
+
     # --- rewinds ----------------------------------------------------------------------------------------------------
 
     def take_rank(self, session: Session) -> None:
@@ -92,11 +106,11 @@ class Rejoin:
         self._dead_backward = torch._C._current_graph_task_id()
         session.rejoin()
 
-    def finish(self, rewound: RunRewound, session: Session, load: Load) -> None:
+    def finish(self, rewound: RunRewound, session: Session, client: _core.Client, load: Load) -> None:
         """After take_rank(): puts the client state of that step back, and tells `rewound` all that was done."""
         self._asked = self._asked or bool(self._states)
         rewound.step = session.step - 1
-        rewound.client_state = self._put_back(session, load)
+        rewound.client_state = self._put_back(session, client, load)
         rewound.followed = True
 
     @property

@@ -123,15 +123,16 @@ class GradScaler:
             self._set(self._scale * self._growth_factor)
             self._growth_tracker = 0
 
-    def _catch_up(self, before: int) -> None:
-        """Makes the update() after the step() that the state was taken in. The loop's own, if it comes, then changes nothing."""
+    def _catch_up(self) -> None:
+        """Makes the update() after the step() that the state was taken in, and those of the steps since, which were made
+        without this rank. The loop's own, if it comes, then changes nothing."""
+        for end in self._optimizer._rejoin.ends:
+            if end is None or end.outcome == "APPLIED":
+                self._grow()
+            elif end.reason == "overflow":
+                self._back_off()
         result = self._optimizer.last_result
-        last = result.step if result is not None else before
-        if result is not None and last == before + 1 and result.reason == "overflow":
-            self._back_off()
-        elif result is not None and (last > before + 1 or result.applied):
-            self._grow()
-        self._before = last
+        self._before = result.step if result is not None else 0
 
     def get_scale(self) -> float:
         return self._scale if self._enabled else 1.0
@@ -160,7 +161,7 @@ class GradScaler:
             "_growth_tracker": self._growth_tracker,
         }
         if self._within_step:
-            state["_before"] = self._before
+            state["_in_step"] = True
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -173,8 +174,8 @@ class GradScaler:
         self._growth_interval = state_dict["growth_interval"]
         self._growth_tracker = state_dict["_growth_tracker"]
         self._set(float(state_dict["scale"]))
-        if "_before" in state_dict:
-            self._catch_up(state_dict["_before"])
+        if state_dict.get("_in_step"):
+            self._catch_up()
 
     def _set(self, scale: float) -> None:
         """A scale that fp32 cannot hold, or none, keeps the last one: the daemon takes no other. It is rounded to fp32, so

@@ -378,7 +378,7 @@ class Steps(StepOutcomes):
         self._sent.clear()
         self._left = False
         self._hyperparameters.forget()
-        self._rejoin.finish(rewound, session, self.load_kept)
+        self._rejoin.finish(rewound, session, self._membership.connected(), self.load_kept)
 
     def load_kept(self, options: dict[str, Any]) -> None:
         """As load_state_dict() of what client state keeps of the optimizer. Groups that were added since have theirs."""

@@ -78,6 +78,10 @@ nb::dict ListVersions(const PyClient& self, const std::string& run_id) {
   return ToDict(OrThrow(self.Ask([run_id](Client& client) { return client.ListVersions(run_id); })));
 }
 
+nb::dict GetHistory(const PyClient& self, const std::string& run_id, uint64_t after_step) {
+  return ToDict(OrThrow(self.Ask([=](Client& client) { return client.GetHistory(run_id, after_step); })));
+}
+
 nb::dict Rewind(const PyClient& self, const std::string& run_id, std::optional<uint64_t> to_step,
                 std::optional<uint32_t> steps_back, const std::string& reason) {
   v1::RewindRequest request;
@@ -99,6 +103,7 @@ void BindRuns(nb::class_<PyClient>& client) {
       .def("plan", &Plan, arg("spec_json"))
       .def("get_run", &GetRun, arg("run_id"))
       .def("list_runs", &ListRuns)
+      .def("get_history", &GetHistory, arg("run_id"), arg("after_step"))
       .def("delete_run", &DeleteRun, arg("run_id"), arg("force") = false, arg("keep_checkpoints") = false)
       .def("checkpoint", &Checkpoint, arg("run_id"))
       .def("tag_version", &TagVersion, arg("run_id"), arg("name"), arg("replace") = false)
