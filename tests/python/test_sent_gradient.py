@@ -39,6 +39,12 @@ USES: dict[str, Callable[[Any], object]] = {
     "add from the left": lambda grad: torch.ones(8, 8) + grad,
     "add of itself": lambda grad: grad + grad,
     "to numpy by DLPack": numpy.from_dlpack,
+    "to numpy": lambda grad: grad.cpu().numpy(),
+    "asarray": numpy.asarray,
+    "tolist": lambda grad: grad.tolist(),
+    "apply_": lambda grad: grad.apply_(abs),
+    "map_": lambda grad: grad.map_(grad, max),
+    "map2_": lambda grad: grad.map2_(grad, grad, max),
     "pickle": pickle.dumps,
 }
 

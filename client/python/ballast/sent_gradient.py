@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from ballast.errors import Rejected
 from ballast.shard import is_sharded, local_of
+
+
+def _refused(method: str) -> Any:
+    """In the place of a method of torch's that reads or writes memory itself, without a word to __torch_dispatch__."""
+
+    def refuse(self: SentGradient, *args: Any, **kwargs: Any) -> NoReturn:
+        raise Rejected(_refusal(self, f"{method}()"))
+
+    return refuse
 
 
 class SentGradient(Tensor):
@@ -66,8 +75,12 @@ class SentGradient(Tensor):
         """Nothing, as a module's share_memory() asks for: there is no memory, and torch's own would read it."""
         return self
 
-    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
-        raise Rejected(_refusal(self, "__dlpack__"))
+    numpy = _refused("numpy")
+    tolist = _refused("tolist")
+    apply_ = _refused("apply_")
+    map_ = _refused("map_")
+    map2_ = _refused("map2_")
+    __dlpack__ = _refused("__dlpack__")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise Rejected(_refusal(self, "pickling"))
