@@ -47,6 +47,10 @@ class Growth:
         if self._parameters.sharded:
             self._hooks.cover_forwards()
 
+    def add(self, group: Mapping[str, Any]) -> None:
+        """The optimizer has a group more."""
+        self._hyperparameters.add(group)
+
     def join(self, groups: Groups, overlap: bool) -> Session:
         """Creates the run, or joins it. Rejected if the daemon has it with another description, but for the order of tensors:
         those that were added to a run come last in it, wherever a trainer that is started later gives them; and for the

@@ -11,6 +11,7 @@ from ballast.errors import Rejected
 from ballast.formats import Grouping
 from ballast.options import COMMON, check_group
 from ballast.rule import Rule
+from ballast.scaled_rates import ScaledRates
 
 Groups = Sequence[Mapping[str, Any]]
 # Options of the run's description that cannot change in it: why, and what to write.
@@ -29,6 +30,7 @@ class Hyperparameters:
 
     def __init__(self, rule: Rule):
         self._rule = rule
+        self._scaled_rates = ScaledRates()
         self._fixed: list[dict[str, Any]] = []
         self._sent: list[dict[str, float]] = []  # by param_group
         self._last: list[dict[str, float]] = []  # likewise, of the step before
@@ -38,6 +40,10 @@ class Hyperparameters:
     def sent(self) -> bool:
         """Whether a step was begun, since the run was rewound if it was."""
         return bool(self._sent)
+
+    def add(self, group: Mapping[str, Any]) -> None:
+        """The optimizer has it, as it is now, after those that it had."""
+        self._scaled_rates.note(group["lr"])
 
     def fix(self, groups: Groups, grouping: Grouping) -> None:
         """The run was joined, or amended, with these groups."""
@@ -83,6 +89,7 @@ class Hyperparameters:
     def _read(self, groups: Groups) -> list[dict[str, float]]:
         for group in groups:
             check_group(group, self._rule)
+        self._scaled_rates.refuse_scaled(groups)
         return [_step_values(group, self._rule.of(group)) for group in groups]
 
     def _refuse_momentum(self, before: list[dict[str, float]], values: list[dict[str, float]], groups: Groups) -> None:

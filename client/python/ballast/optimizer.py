@@ -360,6 +360,7 @@ class Optimizer(Prepared, InStep, Durable, Averaging, OptimizerState, Uncopyable
         check = partial(check_unowned, ours=self._parameters)
         group["params"] = self._parameters.add(given, len(self.param_groups), check)
         super().add_param_group(group)
+        self._steps.growth.add(group)
         if self._membership.open:
             self._steps.growth.cover(group["params"])
 
