@@ -8,6 +8,7 @@ import io
 import pickle
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -280,6 +281,21 @@ def test_a_parameter_has_one_optimizer(adamw: AdamW, run: str) -> None:
         adamw(model.named_parameters(), run=f"{run}-other")
     optimizer.close()
     adamw(model.named_parameters(), run=f"{run}-other")
+
+
+@pytest.mark.parametrize("width", [8, 4], ids=["alike", "of another shape"])
+def test_two_networks_under_one_name_are_told_of_each_other(width: int, adamw: AdamW, run: str) -> None:
+    """As an actor and a critic whose optimizers are made with the same options."""
+    first = adamw([("actor.weight", nn.Parameter(torch.ones(8)))])
+    first.connect()
+    words = rf"of this process, that of 'actor\.weight', is in run '{run}': .* run= of its own.* close\(\) it$"
+    second = adamw([("actor.weight", nn.Parameter(torch.ones(width)))])
+    with pytest.raises(ballast.Rejected, match=words):
+        second.connect()
+    first.close()
+    with pytest.raises(ballast.Rejected) if width != 8 else nullcontext() as refused:
+        second.connect()
+    assert refused is None or "of this process" not in str(refused.value)
 
 
 def test_an_optimizer_that_nobody_has_leaves_its_parameters_to_the_next(daemon: Daemon, run: str) -> None:

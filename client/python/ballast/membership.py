@@ -9,7 +9,7 @@ from typing import Any
 from ballast import _core
 from ballast.errors import Rejected
 from ballast.moments import Moments
-from ballast.open_optimizers import close_unreachable
+from ballast.open_optimizers import close_unreachable, held_beside
 from ballast.progress import say
 from ballast.rank import Rank, launched, seconds
 from ballast.rank_zero import await_followed
@@ -75,7 +75,7 @@ class Membership:
             self._session = Session(client, self._rank, description)
         except Rejected as refused:
             if refused.code != "ALREADY_EXISTS":
-                raise
+                raise self._explained_beside(refused) from None
             if not close_unreachable():
                 raise self._explained(refused) from None
             self._session = Session(client, self._rank, description)  # by an optimizer that was forgotten
@@ -83,7 +83,9 @@ class Membership:
         return self._session
 
     def _explained(self, held: Rejected) -> Rejected:
-        """Why another process holds the rank, where a launcher has started several and each took itself for the only one."""
+        """Why the rank is held, by another optimizer of this process, or by another process where a launcher has started several
+        and each took itself for the only one."""
+        held = self._explained_beside(held)
         if self._rank.world_given or launched() == 1:
             return held
         return Rejected(
@@ -91,6 +93,18 @@ class Membership:
             "optimizer was made, so each is rank 0 of 1: call init_process_group() before, or give rank= and world=; or give each "
             "process a run of its own",
             held.code,
+        )
+
+    def _explained_beside(self, refused: Rejected) -> Rejected:
+        """The same, and which other optimizer of this process was given the run's name, if one was."""
+        looks_for = refused.code in ("ALREADY_EXISTS", "FAILED_PRECONDITION")
+        other = held_beside(self._rank, self.connected()) if looks_for else None
+        if other is None:
+            return refused
+        return Rejected(
+            f"{refused}. Another optimizer of this process, that of '{other}', is in run '{self._rank.run}': where both are to train, "
+            "give each a run= of its own; where that one is done with, close() it",
+            refused.code,
         )
 
     def note_restored(self) -> None:

@@ -16,11 +16,10 @@ from ballast.errors import Rejected
 from ballast.frameworks import driving_framework
 from ballast.hooks import TorchHooks
 from ballast.parameters import ParameterList
+from ballast.rank import Rank
 
 
 class Closable(Protocol):
-    @property
-    def run(self) -> str: ...
     def owns(self, parameter: Tensor) -> bool: ...
     def close_at_once(self) -> None: ...
 
@@ -37,8 +36,11 @@ class OpenOptimizer:
     to its optimizer, by a hook of the user's. One thread at a time, except close().
     """
 
-    def __init__(self, optimizer: Closable, parameters: ParameterList, client: _core.Client, hooks: TorchHooks):
-        self.run = optimizer.run
+    def __init__(
+        self, optimizer: Closable, rank: Rank, parameters: ParameterList, client: _core.Client, hooks: TorchHooks
+    ):
+        self.run = rank.run
+        self._rank = rank
         self._trained = weakref.ref(parameters)
         self._client: _core.Client | None = client
         self._hooks = hooks
@@ -56,6 +58,15 @@ class OpenOptimizer:
         if trained is None or trained is beside or parameter not in trained:
             return None
         return trained.name_of(parameter)
+
+    def holds(self, rank: Rank, client: _core.Client) -> str | None:
+        """A parameter of it, if it may be this rank of a run of the same name on the daemon of `client`, which is another's."""
+        ours, trained = self._client, self._trained()
+        if ours is None or ours is client or trained is None or ours.server != client.server:
+            return None
+        if (self._rank.run, self._rank.number) != (rank.run, rank.number):
+            return None
+        return next((entry.name for entry in trained), None)
 
     def close(self) -> None:
         """Takes its hooks out of torch and closes the connection, which gives the rank back. Later nothing."""
@@ -97,6 +108,12 @@ def _owner_of(parameters: Iterable[Tensor], ours: ParameterList) -> tuple[str, s
             if (name := other.trains(parameter, ours)) is not None:
                 return name, other.run
     return None
+
+
+def held_beside(rank: Rank, client: _core.Client) -> str | None:
+    """A parameter of another optimizer of this process that was made for this rank of this run, on the same daemon; None: there
+    is no such optimizer."""
+    return next((held for one in list(_open) if (held := one.holds(rank, client)) is not None), None)
 
 
 def close_unreachable() -> bool:

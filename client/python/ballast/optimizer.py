@@ -101,7 +101,8 @@ class Optimizer(Prepared, InStep, Durable, Averaging, OptimizerState, Uncopyable
         super().__init__([params] if isinstance(params, dict) else params, {**values, **common})
         self._keep_state(self._settings, self._membership, self._steps, self._starting_state)
         self._membership.connect(options)
-        self._open = OpenOptimizer(self, self._parameters, self._membership.connected(), self._steps.hooks)
+        client, hooks = self._membership.connected(), self._steps.hooks
+        self._open = OpenOptimizer(self, self._settings.rank, self._parameters, client, hooks)
         self._steps.growth.cover(entry.parameter for entry in self._parameters)
         if self._starting_state.from_daemon:
             self._pull_at_once()
