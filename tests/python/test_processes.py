@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -60,6 +61,14 @@ def test_workers_that_run_modules_do_not_wait_for_weights(adamw: AdamW) -> None:
 def test_forked_children_do_no_harm(program: Callable[..., object]) -> None:
     trainer = program("forks")
     assert [trainer.hear() for _ in range(5)] == ["exit: 0", "del: 0", "refused: True", "use: 0", "step 2 APPLIED"]
+    assert trainer.end() == 0
+
+
+def test_a_fork_connects_when_nothing_is_connected_and_is_refused_else(program: Callable[..., Any]) -> None:
+    trainer = program("forks_that_connect")
+    assert "spawn" in trainer.hear() and trainer.hear() == "beside: 0"
+    for number in range(3):
+        assert [trainer.hear(), trainer.hear()] == ["APPLIED", f"after-{number}: 0"]
     assert trainer.end() == 0
 
 

@@ -110,6 +110,36 @@ def forks(server: str, run: str) -> None:
     say(f"step {optimizer.last_result.step} {optimizer.last_result.outcome}")
 
 
+def forks_that_connect(server: str, run: str) -> None:
+    """Forks children that train in runs of their own: one while this process has a connection, and some at once when it has
+    closed one. A child that waits without end is killed, and has said nothing."""
+
+    def train(name: str) -> str:
+        layers = layered(seed=1)
+        with ballast.AdamW(layers.named_parameters(), server=server, run=f"{run}-{name}") as optimizer:
+            layers(torch.ones(2, 8)).sum().backward()
+            optimizer.step()
+            return str(optimizer.last_result and optimizer.last_result.outcome)
+
+    def fork(name: str) -> None:
+        if os.fork() > 0:
+            _, status = os.wait()
+            return say(f"{name}: {os.waitstatus_to_exitcode(status)}")
+        signal.alarm(60)
+        try:
+            say(train(name))
+        except ballast.Rejected as error:
+            say(f"refused: {error}")
+        sys.exit(0)
+
+    with ballast.AdamW(layered(seed=1).named_parameters(), server=server, run=run):
+        fork("beside")
+    for number in range(3):
+        train("parent")
+        ballast.delete_run(f"{run}-parent", server=server)
+        fork(f"after-{number}")
+
+
 def with_state(server: str, run: str) -> None:
     """Makes steps one by one, with a scheduler and dropout, and keeps their state with the daemon."""
     from stateful import Stateful

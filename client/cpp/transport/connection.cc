@@ -134,6 +134,7 @@ Connection::Connection(ClientOptions options, const std::shared_ptr<grpc::Channe
       follow_(v1::FollowService::NewStub(channel_)) {}
 
 absl::StatusOr<std::unique_ptr<Connection>> Connection::Open(ClientOptions options) {
+  if (auto s = CheckNotForked(); !s.ok()) return s;
   if (auto s = CheckName(options.server); !s.ok()) return s;
   options.server = WithPort(options.server);
   if (auto s = CheckHostAndPort(options.server); !s.ok()) return s;

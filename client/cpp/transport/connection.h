@@ -18,6 +18,7 @@
 #include "ballast/v1/follow.grpc.pb.h"
 #include "ballast/v1/trainer.grpc.pb.h"
 #include "client/cpp/client.h"
+#include "client/cpp/transport/fork_watch.h"
 #include "client/cpp/transport/token.h"
 
 namespace ballast {
@@ -38,7 +39,7 @@ std::string ConnectionReason(const std::string& message);
 class Connection {
  public:
   // UNAVAILABLE with the fix when no daemon answers within connect_timeout_s, or sooner where TLS is why. INVALID_ARGUMENT,
-  // FAILED_PRECONDITION: of the server's name, and as CredentialsFor and BringToken.
+  // FAILED_PRECONDITION: of the server's name, and as CheckNotForked, CredentialsFor and BringToken.
   static absl::StatusOr<std::unique_ptr<Connection>> Open(ClientOptions options);
 
   const ClientOptions& options() const { return options_; }
@@ -89,6 +90,7 @@ class Connection {
              Interceptors interceptors);
   bool Await(absl::Duration timeout) const;
 
+  const ForkWatch watch_;  // first: it ends after the channel
   const ClientOptions options_;
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::TrainerService::Stub> trainer_;

@@ -75,7 +75,7 @@ class Optimizer(Prepared, InStep, Durable, Averaging, OptimizerState, Uncopyable
     tensor parallelism, torch's GradScaler (ballast.GradScaler is it), copying or pickling the optimizer.
 
     Not thread-safe, except that hooks may run on autograd's threads. Of no use in a forked child; one that does not touch
-    it, such as a DataLoader's worker, does no harm.
+    it, such as a DataLoader's worker, does no harm. A child that is forked while one is open cannot make another.
     """
 
     def __init__(self, params: Iterable[Any], rule: Rule, values: Mapping[str, Any], **options: Unpack[RunOptions]):

@@ -1,0 +1,62 @@
+#include "client/cpp/transport/fork_watch.h"
+
+#include <grpc/grpc.h>
+#include <pthread.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+
+namespace ballast {
+namespace {
+
+// gRPC ends on a thread of its own, some milliseconds after the last connection. Whoever else uses it in this process keeps
+// it, and a fork is not held up for that.
+constexpr absl::Duration kUntilGrpcEnds = absl::Seconds(1);
+
+std::atomic<int> connections{0};
+std::atomic<int64_t> closed_ns{0};  // when the last one was
+std::atomic<bool> at_fork{false};   // gRPC was in use when the fork under way began
+std::atomic<bool> is_broken{false};
+
+// Holds no lock of a connection's: gRPC's own are free between its calls.
+void BeforeFork() {
+  const absl::Time give_up = absl::FromUnixNanos(closed_ns) + kUntilGrpcEnds;
+  while (connections == 0 && grpc_is_initialized() != 0 && absl::Now() < give_up) {
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  at_fork = connections > 0 || grpc_is_initialized() != 0;
+}
+
+void InFork() {
+  if (at_fork) is_broken = true;
+}
+
+void WatchForks() {
+  static const int watched = pthread_atfork(BeforeFork, nullptr, InFork);
+  static_cast<void>(watched);
+}
+
+}  // namespace
+
+ForkWatch::ForkWatch() {
+  WatchForks();
+  ++connections;
+}
+
+ForkWatch::~ForkWatch() {
+  closed_ns = absl::ToUnixNanos(absl::Now());
+  --connections;
+}
+
+absl::Status CheckNotForked() {
+  if (!is_broken) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "this process is a fork of one that had connections to a daemon, or used gRPC otherwise, which does not work in "
+      "a fork: connect in a process that is started anew (in Python multiprocessing.get_context('spawn')), or fork "
+      "before the first connection is made, or when all are closed");
+}
+
+}  // namespace ballast
