@@ -115,6 +115,30 @@ def test_what_a_hook_adds_after_it_has_left_is_refused(use: str, adamw: AdamW) -
     assert optimizer.last_result is not None and optimizer.last_result.applied
 
 
+@pytest.mark.parametrize("commit", ["release", "staged"])
+def test_a_buffer_behind_gradients_may_be_kept_and_not_be_written_to(commit: str, adamw: AdamW) -> None:
+    """As loops have it that reduce or scale all gradients at once."""
+    ours, theirs = layered(seed=1), layered(seed=1)
+    sizes = [p.numel() for p in ours.parameters()]
+    buffer = torch.zeros(sum(sizes))
+    one = adamw(ours.named_parameters(), commit=commit, master="fp32", state="fp32")
+    other = torch.optim.AdamW(theirs.parameters())
+    for written in (False, True, False):
+        buffer.zero_()
+        for parameter, part in zip(ours.parameters(), buffer.split(sizes), strict=True):
+            parameter.grad = part.view_as(parameter)
+        for model in (ours, theirs):
+            model(torch.ones(2, 8)).square().sum().backward()
+        if written:
+            buffer.mul_(0.5)
+            with pytest.raises(ballast.Rejected, match="memory of the gradient of '0.*was written to.*register_hook"):
+                one.step()
+        for optimizer in (one, other):
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_close(ours, theirs)
+
+
 def test_a_hook_on_the_parameter_sees_and_changes_gradients(adamw: AdamW) -> None:
     model, twin = layered(seed=1), layered(seed=1)
     optimizer = adamw(model.named_parameters(), state_dtype="fp32", master_weight_bits=32)

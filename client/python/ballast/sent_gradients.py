@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from ballast.errors import Rejected
+from ballast.kept_gradients import KeptGradients
 from ballast.sent_gradient import SentGradient
 from ballast.shard import like
 
@@ -21,6 +22,7 @@ class SentGradients:
         self._shown: dict[int, Tensor] = {}  # likewise, what `.grad` is: those, or DTensors of them
         self._open: dict[int, Tensor] = {}  # likewise, the parameters whose gradients left in the open step
         self._given: dict[int, Tensor] = {}  # likewise, that had one since gradients were last set to None
+        self._kept = KeptGradients()
         self._zeroed = False  # by zero_grad(set_to_none=False) since then
 
     def __len__(self) -> int:
@@ -33,8 +35,9 @@ class SentGradients:
         arrived = None if made is None else made.take_arrived()
         return (arrived if gradient is self._shown.get(id(parameter)) else gradient), arrived is not None
 
-    def mark(self, parameter: Tensor, name: str, staged: bool) -> None:
+    def mark(self, parameter: Tensor, gradient: Tensor, name: str, staged: bool) -> None:
         """The parameter's gradient has left. staged: nothing is updated before step()."""
+        self._kept.note(gradient, name)
         self._open[id(parameter)] = self._given[id(parameter)] = parameter
         made = self._made.get(id(parameter))
         if made is None or made.device != parameter.device:
@@ -53,6 +56,7 @@ class SentGradients:
             if self._is_marked(parameter):
                 parameter.grad = None
         self._open.clear()
+        self._kept.clear()
 
     def zero(self, set_to_none: bool) -> None:
         """zero_grad() between two steps. False: what had a gradient has one of zeros from now on, where a step makes no other."""
@@ -104,13 +108,20 @@ class SentGradients:
         )
 
     def refuse_added(self, step: int) -> None:
-        """Rejected, once, if somebody added to one after it had left: within a backward(), where autograd does so, too."""
+        """Rejected, once, if somebody added to one after it had left, or wrote to its memory: within a backward(), where autograd does so, too."""
         added = [made for made in map(self._made.__getitem__, self._open) if made.take_arrived() is not None]
         if added:
             raise Rejected(
                 f"the gradient of '{added[0].parameter_name}' was added to after it had left for the daemon in step {step}, by a "
                 "hook: the daemon's is without that; step(), now, takes it so. register_hook() adds a hook that changes a "
                 "gradient before it leaves",
+                "FAILED_PRECONDITION",
+            )
+        if (name := self._kept.written()) is not None:
+            raise Rejected(
+                f"the memory of the gradient of '{name}', which the trainer keeps (a buffer whose parts were put into .grad, say), was "
+                f"written to after it had left for the daemon in step {step}: the daemon's is without that; step(), now, takes it so. "
+                "Change gradients in a hook of register_hook(), or leave .grad empty before backward() and set it by hand before step()",
                 "FAILED_PRECONDITION",
             )
 

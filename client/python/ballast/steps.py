@@ -132,7 +132,7 @@ class Steps(StepOutcomes):
         if not session.begun:
             session = self.begin(session)
         session.push(parameter, grad)
-        self._sent.mark(parameter, name, session.staged)
+        self._sent.mark(parameter, grad, name, session.staged)
 
     def before_read(self, parameters: Iterable[Tensor]) -> None:
         """These parameters are about to be read: waits for weights that are on their way. Rejected if a backward() under way
