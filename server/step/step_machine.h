@@ -312,6 +312,8 @@ class StepMachine {
   std::vector<Over> over_;    // sessions that have ended, oldest first
   uint64_t rewound_to_ = 0;   // by the last rewind
   uint64_t begun_again_ = 0;  // the step that was, until all ranks have begun it
+  uint64_t often_again_ = 0;  // the step that was begun again last,
+  int times_again_ = 0;       // and how often
   bool open_ = false;
   double opened_at_s_ = 0, ticked_at_s_ = 0;
   std::string begin_content_;

@@ -15,6 +15,9 @@ namespace {
 // How soon a rewind may be asked for again while a step is being judged.
 constexpr double kJudgedS = 0.1;
 
+// How often one step is begun again.
+constexpr int kMostAgain = 3;
+
 }  // namespace
 
 StepEffects StepMachine::On(const event::Rewind& e, double now_s) {
@@ -46,13 +49,19 @@ StepEffects StepMachine::On(const event::Rewind& e, double now_s) {
   return effects;
 }
 
-// Once: the sessions that are there since have sent nothing of the step that was lost.
+// Once: the sessions that are there since have sent nothing of the step that was lost. A rank that comes late may bring it
+// about once more: those that have begun again before have to, then, and where each part hears of it at another time, the
+// ranks would send each other back for ever. So a step is made anew a few times, and then closes, as one whose rank is
+// another process.
 bool StepMachine::BeginsAgain(const event::Attach& e) const {
-  return options_.is_part && e.again_step == step_ && e.world == world() && begun_again_ != step_ && !UpdatedAny();
+  const bool is_part = options_.is_part && e.again_step == step_ && e.world == world();
+  const bool too_often = often_again_ == step_ && times_again_ >= kMostAgain;
+  return is_part && begun_again_ != step_ && !too_often && !UpdatedAny();
 }
 
 void StepMachine::BeginAgain(uint32_t rank, double now_s, StepEffects* effects) {
   begun_again_ = step_;
+  times_again_ = std::exchange(often_again_, step_) == step_ ? times_again_ + 1 : 1;
   const auto others = [&](uint32_t r) { return r != rank && ranks_[r].session.has_value(); };
   bool is_begun = open_;
   for (uint32_t r = 0; r < ranks_.size(); ++r) is_begun = is_begun || others(r);
