@@ -91,7 +91,7 @@ class CpuDevice::Queue final : public DeviceQueue, public FairQueue {
   }
 
   void Enqueue(DeviceTask task, Completion done, std::optional<uint32_t> tensor) override {
-    const uint64_t cost_bytes = CostBytes(task), timed_bytes = TimedBytes(task);
+    const uint64_t cost_bytes = CostBytes(task), timed_bytes = TimedBytes(task, cost_bytes);
     absl::MutexLock lock(&device_->mu_);
     Add({std::move(task), std::move(done), cost_bytes, tensor, timed_bytes}, idle(), device_->clock_);
   }

@@ -59,11 +59,11 @@ inline uint64_t CostBytes(const DeviceTask& task) {
   return 4096 + (extent.last - extent.first) * per_element + of_sum;
 }
 
-// What of that its TaskResult::seconds are of; 0: it has none.
-inline uint64_t TimedBytes(const DeviceTask& task) {
+// What of its CostBytes a task's TaskResult::seconds are of; 0: it has none.
+inline uint64_t TimedBytes(const DeviceTask& task, uint64_t cost_bytes) {
   if (std::holds_alternative<SumTask>(task) || std::holds_alternative<EncodeWeightsTask>(task)) return 0;
   const auto* u = std::get_if<UpdateTask>(&task);
-  return CostBytes(task) - (u != nullptr && u->sum != nullptr ? SumBytes(*u->sum) : 0);
+  return cost_bytes - (u != nullptr && u->sum != nullptr ? SumBytes(*u->sum) : 0);
 }
 
 struct DeviceJob {

@@ -22,13 +22,11 @@ bool ResponseQueue::Add(const v1::TrainResponse* response) {
 }
 
 bool ResponseQueue::Join(const v1::TrainResponse& response) {
-  if (!takes_small_weights_ || !response.has_weights()) return false;
+  if (!takes_small_weights_ || !response.has_weights() || !AreSmall(response.weights())) return false;
   auto& gathered = *gathered_.mutable_batch()->mutable_responses();
   const bool follows = !gathered.empty() && gathered.rbegin()->has_small_weights();
   if (follows && AddSmallWeights(response.weights(), gathered.rbegin()->mutable_small_weights())) return true;
-  if (AddSmallWeights(response.weights(), gathered.Add()->mutable_small_weights())) return true;
-  gathered.RemoveLast();
-  return false;
+  return AddSmallWeights(response.weights(), gathered.Add()->mutable_small_weights());
 }
 
 bool ResponseQueue::full() const { return BatchIsFull(gathered_.batch().responses_size(), gathered_bytes_); }

@@ -112,9 +112,13 @@ void AddRankMessages(Run* run, v1::TrainRequest* request, Payload payload, std::
   messages->push_back(ToRankMessage(run, request, std::move(payload)));
 }
 
+bool AreSmall(const v1::Weights& weights) {
+  return weights.chunk() == 0 && weights.last() && weights.scales_size() == 0 &&
+         weights.data().size() <= kMostJoinedBytes;
+}
+
 bool AddSmallWeights(const v1::Weights& weights, v1::SmallWeights* small) {
   const size_t bytes = weights.data().size();
-  if (weights.chunk() != 0 || !weights.last() || weights.scales_size() > 0 || bytes > kMostJoinedBytes) return false;
   const bool fits = small->data().size() + bytes <= kMostJoinedBytes && small->tensors_size() < kMostBatchMessages;
   if (small->tensors_size() > 0 && (!fits || small->step() != weights.step())) return false;
   small->set_step(weights.step());

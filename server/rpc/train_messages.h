@@ -30,8 +30,9 @@ absl::StatusOr<TrainBinding> BindTrain(const RpcEnvironment& environment, const 
 // Of small gradients each is a message of its own, up to the first that is refused.
 void AddRankMessages(Run* run, v1::TrainRequest* request, Payload payload, std::vector<RankMessage>* messages);
 
-// Adds weights that are small, of the step of those that are there already, so that they go together. False: they are to
-// go alone, or after those.
+// Whether the weights may go as SmallWeights.
+bool AreSmall(const v1::Weights& weights);
+// Adds such weights to those that are there already. False: those are of another step, or there is no room.
 bool AddSmallWeights(const v1::Weights& weights, v1::SmallWeights* small);
 
 // Anything but weights.

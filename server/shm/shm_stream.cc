@@ -258,10 +258,9 @@ void ShmStream::AddGathered() {
 }
 
 bool ShmStream::Gather(const v1::Weights& weights) {
-  if (!takes_small_weights_ || gone_ || writing_on_) return false;
+  if (!takes_small_weights_ || gone_ || writing_on_ || !AreSmall(weights)) return false;
   v1::SmallWeights* const small = gathered_.mutable_small_weights();
   if (AddSmallWeights(weights, small)) return true;
-  if (small->tensors_size() == 0) return false;
   absl::MutexLock lock(&mu_);
   AddGathered();
   return AddSmallWeights(weights, small);

@@ -41,7 +41,7 @@
 //     step_timeout_s: other parts may have applied it. A part in which no tensor has a gradient is judged as the others. A
 //     rank that attaches and makes a later step next, since another part has closed this one, closes it here as torn, open
 //     or not. The first that makes a step again which another part has lost discards what all have sent of it here, as long
-//     as it has updated nothing, and the others' sessions end;
+//     as it has updated nothing, and the others' sessions end; three times, then it is a process in that rank's place;
 //   - messages of a rank about a step that closed without it are ignored, until its next StepBegin;
 //   - a rewind discards the open step and ends every session; steps count on from the one rewound to, and answers of
 //     the device to updates from before belong to no step.
@@ -312,8 +312,10 @@ class StepMachine {
   std::vector<Over> over_;    // sessions that have ended, oldest first
   uint64_t rewound_to_ = 0;   // by the last rewind
   uint64_t begun_again_ = 0;  // the step that was, until all ranks have begun it
-  uint64_t often_again_ = 0;  // the step that was begun again last,
-  int times_again_ = 0;       // and how often
+  struct Again {
+    uint64_t step = 0;
+    int times = 0;
+  } again_;  // the step that was begun again last, and how often
   bool open_ = false;
   double opened_at_s_ = 0, ticked_at_s_ = 0;
   std::string begin_content_;

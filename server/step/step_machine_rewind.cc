@@ -54,14 +54,14 @@ StepEffects StepMachine::On(const event::Rewind& e, double now_s) {
 // ranks would send each other back for ever. So a step is made anew a few times, and then closes, as one whose rank is
 // another process.
 bool StepMachine::BeginsAgain(const event::Attach& e) const {
-  const bool is_part = options_.is_part && e.again_step == step_ && e.world == world();
-  const bool too_often = often_again_ == step_ && times_again_ >= kMostAgain;
-  return is_part && begun_again_ != step_ && !too_often && !UpdatedAny();
+  const bool is_lost = options_.is_part && e.again_step == step_ && e.world == world();
+  const bool too_often = again_.step == step_ && again_.times >= kMostAgain;
+  return is_lost && begun_again_ != step_ && !too_often && !UpdatedAny();
 }
 
 void StepMachine::BeginAgain(uint32_t rank, double now_s, StepEffects* effects) {
   begun_again_ = step_;
-  times_again_ = std::exchange(often_again_, step_) == step_ ? times_again_ + 1 : 1;
+  again_ = {.step = step_, .times = again_.step == step_ ? again_.times + 1 : 1};
   const auto others = [&](uint32_t r) { return r != rank && ranks_[r].session.has_value(); };
   bool is_begun = open_;
   for (uint32_t r = 0; r < ranks_.size(); ++r) is_begun = is_begun || others(r);

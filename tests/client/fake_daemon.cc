@@ -9,12 +9,6 @@
 #include "tests/client/fake_admin.h"
 
 namespace ballast {
-namespace {
-
-grpc::Status Cut() { return {grpc::StatusCode::UNAVAILABLE, "Connection reset by the test"}; }
-
-}  // namespace
-
 v1::RunSpec FakeSpec() {
   v1::RunSpec spec;
   spec.set_run_id("r");

@@ -139,6 +139,7 @@ class FakeDaemon final : public v1::TrainerService::Service {
 
   // False: the call is cut here.
   bool Passes();
+  static grpc::Status Cut() { return {grpc::StatusCode::UNAVAILABLE, "Connection reset by the test"}; }
   void SetBackTo(uint64_t step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     step_ = step;
     open_ = false;

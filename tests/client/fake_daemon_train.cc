@@ -11,7 +11,6 @@ namespace ballast {
 namespace {
 
 grpc::Status Refuse(const std::string& what) { return {grpc::StatusCode::FAILED_PRECONDITION, what}; }
-grpc::Status CutStream() { return {grpc::StatusCode::UNAVAILABLE, "Connection reset by the test"}; }
 
 }  // namespace
 
@@ -30,7 +29,7 @@ grpc::Status FakeDaemon::Train(grpc::ServerContext* context, Stream* stream) {
       absl::MutexLock lock(&mu_);
       status = Take(request, &responses);
       for (const v1::TrainResponse& response : responses) {
-        if (seen_.sent++ == options_.cut_at_sent) status = CutStream();
+        if (seen_.sent++ == options_.cut_at_sent) status = Cut();
         if (status.ok()) stream->Write(response);
       }
     }
@@ -43,7 +42,7 @@ grpc::Status FakeDaemon::Train(grpc::ServerContext* context, Stream* stream) {
 }
 
 grpc::Status FakeDaemon::Take(const v1::TrainRequest& request, Responses* out) {
-  if (seen_.received++ == options_.cut_at_received || forgot_) return CutStream();
+  if (seen_.received++ == options_.cut_at_received || forgot_) return Cut();
   v1::TrainRequest record = request;
   if (record.has_gradient()) record.mutable_gradient()->clear_data();
   seen_.requests.push_back(std::move(record));

@@ -111,7 +111,6 @@ StepStream::End StepStream::Hang(Call& call, absl::Status refused) {
 }
 
 absl::Status StepStream::Adopt(const v1::AttachResponse& grant, v1::Open* open) {
-  open->set_takes_small_weights(true);
   if (leaving_) return absl::CancelledError("the client was closed");
   if (grant.chunk_elements() != tensors_.chunk_elements()) {
     return absl::InternalError(absl::StrCat("the daemon cut chunks of ", tensors_.chunk_elements(),
@@ -119,6 +118,7 @@ absl::Status StepStream::Adopt(const v1::AttachResponse& grant, v1::Open* open) 
   }
   token_ = grant.session_token();
   open->set_session_token(token_);
+  open->set_takes_small_weights(true);
   measures_steps_ = grant.measures_steps();
   credit_ = CreditWindow(grant.credit_bytes(), grant.credit_held());
   // Where there are several ranks, steps may have closed without this one.

@@ -162,9 +162,7 @@ Trained TrainedBy(uint32_t threads, const kernels::Kernel& kernel) {
 class CpuDeviceRuleTest : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(CpuDeviceRuleTest, AnyNumberOfThreadsGivesTheSameBits) {
-  const auto all = kernels::Kernels();
-  const kernels::Kernel& kernel =
-      *std::find_if(all.begin(), all.end(), [](const auto& k) { return std::string_view(k.rule) == GetParam(); });
+  const kernels::Kernel& kernel = testing::KernelOfRule(GetParam());
   const Trained one = TrainedBy(1, kernel), many = TrainedBy(5, kernel);
   EXPECT_EQ(std::memcmp(one.weights.data(), many.weights.data(), one.weights.size() * sizeof(float)), 0);
   EXPECT_EQ(one.norms, many.norms);
@@ -175,9 +173,7 @@ INSTANTIATE_TEST_SUITE_P(Rules, CpuDeviceRuleTest,
 
 // Tensors of one tile, of several and of many stand in one line: sums, measures, updates of one pass and two, and weights.
 TEST_P(CpuDeviceRuleTest, AnyNumberOfTensorsAtOnceGivesTheSameBits) {
-  const auto all = kernels::Kernels();
-  const kernels::Kernel& kernel =
-      *std::find_if(all.begin(), all.end(), [](const auto& k) { return std::string_view(k.rule) == GetParam(); });
+  const kernels::Kernel& kernel = testing::KernelOfRule(GetParam());
   std::vector<uint64_t> sizes;
   for (uint64_t i = 0; i < 300; ++i) sizes.push_back(i % 7 == 0 ? 0 : i % 50 == 1 ? 90001 : 13 * i);
   CpuDevice one({.threads = 1}), many({.threads = 5});

@@ -24,6 +24,12 @@
 
 namespace ballast::testing {
 
+// The first that is registered.
+inline const kernels::Kernel& KernelOfRule(std::string_view rule) {
+  const auto all = kernels::Kernels();
+  return *std::find_if(all.begin(), all.end(), [&](const kernels::Kernel& k) { return rule == k.rule; });
+}
+
 // Tensors of one kernel on a device, in buffers as a run has them: all planes of a kind in one, gradients in a pool.
 class Model {
  public:

@@ -14,9 +14,7 @@ namespace {
 class JoinedSumTest : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(JoinedSumTest, AnyNumberOfThreadsGivesTheSumsBits) {
-  const auto all = kernels::Kernels();
-  const kernels::Kernel& kernel =
-      *std::find_if(all.begin(), all.end(), [](const auto& k) { return std::string_view(k.rule) == GetParam(); });
+  const kernels::Kernel& kernel = testing::KernelOfRule(GetParam());
   CpuDevice one({.threads = 1}), many({.threads = 5});
   const testing::TrainOutcome apart = testing::TrainOn(&one, kernel);
   for (CpuDevice* device : {&one, &many}) {
