@@ -108,29 +108,24 @@ class GradScaler:
         result = self._optimizer.last_result
         if result is None or result.step <= before:
             return
-        if result.reason == "overflow":
-            self._back_off()
-        elif result.applied:
-            self._grow()
+        self._follow(result.outcome, result.reason)
 
-    def _back_off(self) -> None:
-        self._set(self._scale * self._backoff_factor)
-        self._growth_tracker = 0
-
-    def _grow(self) -> None:
-        self._growth_tracker += 1
-        if self._growth_tracker == self._growth_interval:
-            self._set(self._scale * self._growth_factor)
+    def _follow(self, outcome: str, reason: str) -> None:
+        """What a step that ended so makes of the scale."""
+        if reason == "overflow":
+            self._set(self._scale * self._backoff_factor)
             self._growth_tracker = 0
+        elif outcome == "APPLIED":
+            self._growth_tracker += 1
+            if self._growth_tracker == self._growth_interval:
+                self._set(self._scale * self._growth_factor)
+                self._growth_tracker = 0
 
     def _catch_up(self) -> None:
         """Makes the update() after the step() that the state was taken in, and those of the steps since, which were made
         without this rank. The loop's own, if it comes, then changes nothing."""
         for end in self._optimizer._rejoin.ends:
-            if end is None or end.outcome == "APPLIED":
-                self._grow()
-            elif end.reason == "overflow":
-                self._back_off()
+            self._follow("APPLIED" if end is None else end.outcome, "" if end is None else end.reason)
         result = self._optimizer.last_result
         self._before = result.step if result is not None else 0
 
