@@ -1,7 +1,8 @@
-"""A trainer in a process of its own, which makes a step when it is told to."""
+"""Trainers in processes of their own, which are spoken to in lines: one makes a step when it is told to."""
 
 import subprocess
 import sys
+from contextlib import contextmanager
 
 from daemon import plain_environment
 
@@ -41,3 +42,15 @@ class Trainer:
         answer = self.process.stdout.readline()
         assert answer, self.process.stderr.read()
         return int(answer)
+
+
+@contextmanager
+def running(script: str, server: str):
+    """This one, which finds the server in sys.argv[1]; it is killed at the end."""
+    command, pipe = [sys.executable, "-W", "ignore", "-c", script, server], subprocess.PIPE
+    trainer = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=plain_environment())
+    try:
+        yield trainer
+    finally:
+        trainer.kill()
+        trainer.communicate()

@@ -4,13 +4,13 @@ import contextlib
 import queue
 import re
 import subprocess
-import sys
 import time
 from types import SimpleNamespace
 
 import pytest
-from daemon import Daemon, plain_environment
+from daemon import Daemon
 from monitoring import Alertmanager, Prometheus, Webhook, expressions, missing_programs, resolved
+from stepping import running
 
 pytestmark = pytest.mark.skipif(bool(missing_programs()), reason=f"not installed: {', '.join(missing_programs())}")
 
@@ -55,18 +55,6 @@ SILENT = {
 }
 
 
-@contextlib.contextmanager
-def trainer(server: str):
-    command = [sys.executable, "-W", "ignore", "-c", TRAINER, server]
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=plain_environment())
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
 @pytest.fixture(scope="module")
 def live(tmp_path_factory):
     """A run with a spike, seen by all."""
@@ -78,7 +66,7 @@ def live(tmp_path_factory):
         hook = stack.enter_context(Webhook())
         alertmanager = stack.enter_context(Alertmanager(folder, hook.url))
         prometheus = stack.enter_context(Prometheus(folder, daemon.ops, alertmanager.address))
-        process = stack.enter_context(trainer(daemon.server))
+        process = stack.enter_context(running(TRAINER, daemon.server))
         assert process.stdout.readline() == "calm\n"
         prometheus.until('ballast_step{run_id="live"} == 120')
         assert prometheus.query("sum(ballast_rms_spike_events_total)")[0]["value"][1] == "0"

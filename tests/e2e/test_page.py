@@ -7,12 +7,12 @@ import sys
 import threading
 import time
 import urllib.error
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from browser import Browser, find_browser
 from daemon import Daemon, plain_environment, until
+from stepping import running
 
 TRAINER = Path(__file__).with_name("page_trainer.py")
 ATTACK = "embed.<img src=x onerror=alert(1)>.weight"
@@ -291,22 +291,10 @@ def test_a_run_that_goes_back_is_drawn_so(page, training):
     assert page.complaints == []
 
 
-@contextmanager
-def running(script: str, daemon: Daemon):
-    """A trainer of this daemon, which is spoken to in lines; it is killed at the end."""
-    command, pipe = [sys.executable, "-W", "ignore", "-c", script, daemon.server], subprocess.PIPE
-    trainer = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=plain_environment())
-    try:
-        yield trainer
-    finally:
-        trainer.kill()
-        trainer.communicate()
-
-
 @needs_browser
 def test_it_names_the_rank_that_a_step_awaits(tmp_path):
     with Daemon(tmp_path) as daemon, Browser(tmp_path) as browser:
-        with running(ONE_OF_TWO, daemon):
+        with running(ONE_OF_TWO, daemon.server):
             until("its step", lambda: daemon.status("/api/v1/runs/pair") == 200, 120)
             browser.open(f"http://{daemon.ops}/#run=pair")
             shows(
@@ -320,7 +308,7 @@ def test_it_names_the_rank_that_a_step_awaits(tmp_path):
 def test_it_says_what_is_on_the_disk(tmp_path):
     (tmp_path / "storage").mkdir()
     with Daemon(tmp_path, "--storage.dir", str(tmp_path / "storage")) as daemon, Browser(tmp_path) as browser:
-        with running(WRITTEN, daemon) as trainer:
+        with running(WRITTEN, daemon.server) as trainer:
             assert trainer.stdout.readline() == "written\n"
             browser.open(f"http://{daemon.ops}/#run=written")
             shows(browser, "#figures", r"On the disk\s+step 1, checkpoint \d+ \w+ ago")
@@ -329,7 +317,7 @@ def test_it_says_what_is_on_the_disk(tmp_path):
 @needs_browser
 def test_it_says_why_small_tensors_have_no_rms(tmp_path):
     with Daemon(tmp_path) as daemon, Browser(tmp_path) as browser:
-        with running(SMALL, daemon) as trainer:
+        with running(SMALL, daemon.server) as trainer:
             assert trainer.stdout.readline() == "stepped\n"
             browser.open(f"http://{daemon.ops}/#run=small")
             shows(browser, "#rms .readout", "all tensors are smaller than spikes.rms_min_elements")
@@ -338,7 +326,7 @@ def test_it_says_why_small_tensors_have_no_rms(tmp_path):
 @needs_browser
 def test_it_says_how_many_versions_have_names(tmp_path):
     with Daemon(tmp_path) as daemon, Browser(tmp_path) as browser:
-        with running(NAMED, daemon) as trainer:
+        with running(NAMED, daemon.server) as trainer:
             assert trainer.stdout.readline() == "tag\n"
             browser.open(f"http://{daemon.ops}/#run=named")
             shows(browser, "#figures", r"Step\s+1\s")
