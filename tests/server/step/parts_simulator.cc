@@ -18,10 +18,10 @@ constexpr double kTickS = 1;
 
 const char* PartsKindName(PartsKind kind) {
   constexpr const char* kNames[] = {
-      "parts",       "result",        "staged_applied", "staged_skipped", "aborted",       "release_torn",
-      "staged_torn", "cut",           "deaf",           "mute",           "death",         "all_deaths",
-      "timeout",     "daemon_death",  "older_step",     "part_rewound",   "from_step",     "closed_besides",
-      "go_back",     "await_aligned", "discard",        "by_others",      "no_common_step"};
+      "parts",          "result",       "staged_applied", "staged_skipped", "aborted",   "release_torn",
+      "staged_torn",    "cut",          "deaf",           "mute",           "death",     "all_deaths",
+      "timeout",        "daemon_death", "older_step",     "part_rewound",   "from_step", "begun_again",
+      "closed_besides", "go_back",      "await_aligned",  "discard",        "by_others", "no_common_step"};
   static_assert(std::size(kNames) == static_cast<size_t>(PartsKind::kCount));
   return kNames[static_cast<size_t>(kind)];
 }

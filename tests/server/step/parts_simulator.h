@@ -36,6 +36,7 @@ enum class PartsKind {
   kOlderStep,
   kPartRewound,
   kFromStep,
+  kBegunAgain,
   kClosedBesides,
   kGoBack,
   kAwaitAligned,

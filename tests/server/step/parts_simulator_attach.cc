@@ -16,15 +16,30 @@ constexpr double kLookS = 0.2;
 
 }  // namespace
 
+std::optional<uint64_t> PartsRank::RewoundStep() const {
+  for (const auto& step : rewound_to_) {
+    if (step) return step;
+  }
+  return std::nullopt;
+}
+
+void PartsRank::AttachAfter(uint64_t rewound_to) {
+  rewound_to_.back() = rewound_to;
+  After(Delay(0.1), [this] { Attach(); });
+}
+
 void PartsRank::Attach() {
   round_ = 0;
+  const auto rewound_to = RewoundStep();
+  again_step_ = rewound_to ? *rewound_to + 1 : 0;
   AttachAll();
 }
 
 void PartsRank::AttachAll() {
   life_ = world_.timeline->NewNumber();
   phase_ = Phase::kAttaching;
-  rewound_ = apart_ = false;
+  apart_ = false;
+  rewound_to_.assign(parts() + 1, std::nullopt);
   answers_.assign(parts(), std::nullopt);
   open_.assign(parts(), false);
   returns_.clear();
@@ -37,13 +52,14 @@ void PartsRank::AttachAll() {
 
 void PartsRank::NextRound() {
   if (++round_ >= kMostRounds) return Crash();
+  again_step_ = 0;
   AttachAll();
 }
 
 void PartsRank::AskPart(uint32_t part, uint64_t from_step) {
   After(Delay(0.05), [this, part, from_step] {
     if (!daemon(part).up()) return After(0.3 + Delay(0.3), [this, part, from_step] { AskPart(part, from_step); });
-    const auto answer = daemon(part).Attach(rank_, takeover_ || held_[part], from_step);
+    const auto answer = daemon(part).Attach(rank_, takeover_ || held_[part], from_step, again_step_);
     if (!answer.status.ok()) return OnRefused(part, from_step, answer);
     if (Chance(random(), 40)) {  // the answer is lost, and the client asks again
       daemon(part).Abandon(rank_, /*flying=*/false);
@@ -93,7 +109,7 @@ void PartsRank::OnEnded(uint32_t part, const absl::Status& status) {
   daemon(part).Abandon(rank_, /*flying=*/false);
   if (phase_ == Phase::kDown) return;
   if (!RewoundTo(status)) return Crash();
-  rewound_ = true;
+  rewound_to_[part] = RewoundTo(status);
   const bool attaching = phase_ == Phase::kAttaching || phase_ == Phase::kAligning;
   if (attaching && !open_[part]) return After(Delay(0.1), [this] { NextRound(); });
   if (phase_ == Phase::kStepping) After(Delay(0.1), [this] { Attach(); });
@@ -125,6 +141,7 @@ void PartsRank::Align(uint64_t first, uint64_t last) {
 }
 
 void PartsRank::CloseBehind(uint64_t last) {
+  again_step_ = 0;
   std::vector<uint32_t> behind;
   for (uint32_t part = 0; part < parts(); ++part) {
     if (answers_[part]->resume_step != last) behind.push_back(part);

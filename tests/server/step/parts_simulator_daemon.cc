@@ -19,19 +19,16 @@ PartDaemon::PartDaemon(Options options, Identity identity, Timeline* timeline, P
 
 // --- what a rank's client does ---
 
-PartDaemon::Answer PartDaemon::Attach(uint32_t rank, bool takeover, uint64_t from_step) {
+PartDaemon::Answer PartDaemon::Attach(uint32_t rank, bool takeover, uint64_t from_step, uint64_t again_step) {
   const SessionId session{timeline_.NewNumber()};
   const StepEffects effects = Handle(event::Attach{.session = session,
                                                    .takeover = takeover,
                                                    .rank = rank,
                                                    .world = identity_.world,
                                                    .coverage = {shape_.CoverageOf(rank, identity_.world), {}},
-                                                   .from_step = from_step});
-  for (const StepEffect& effect : effects) {
-    const auto* close = std::get_if<effect::Close>(&effect);
-    if (close == nullptr || close->detail.find("goes on with step") == std::string::npos) continue;
-    if (close->step + 1 != from_step) Fail("closed another step than the one before the rank's next");
-  }
+                                                   .from_step = from_step,
+                                                   .again_step = again_step});
+  NoteAttach(effects, from_step);
   if (timeline_.failed()) return {};
   if (const auto* reject = std::get_if<effect::Reject>(&effects.front()))
     return {reject->status, reject->retry_after_s};
@@ -40,6 +37,22 @@ PartDaemon::Answer PartDaemon::Attach(uint32_t rank, bool takeover, uint64_t fro
   if (!closed_.empty() && closed_.rbegin()->first == closed_step()) answer.last = closed_.rbegin()->second;
   Grant(rank, session);
   return answer;
+}
+
+void PartDaemon::NoteAttach(const StepEffects& effects, uint64_t from_step) {
+  bool again = false;
+  for (const StepEffect& effect : effects) {
+    if (std::holds_alternative<effect::Discard>(effect)) {
+      asked_.clear();
+      again = true;
+    }
+    const auto* fence = std::get_if<effect::Fence>(&effect);
+    again = again || (fence != nullptr && RewoundTo(fence->status));
+    const auto* close = std::get_if<effect::Close>(&effect);
+    if (close == nullptr || close->detail.find("goes on with step") == std::string::npos) continue;
+    if (close->step + 1 != from_step) Fail("closed another step than the one before the rank's next");
+  }
+  if (again) listener_.Count(PartsKind::kBegunAgain);
 }
 
 // The client that has the session, with weights as they are now.

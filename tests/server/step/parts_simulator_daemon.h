@@ -67,7 +67,7 @@ class PartDaemon final : public SimulatedDaemon {
   PartDaemon(Options options, Identity identity, Timeline* timeline, PartsListener* listener);
 
   // --- what a rank's client does
-  Answer Attach(uint32_t rank, bool takeover, uint64_t from_step);
+  Answer Attach(uint32_t rank, bool takeover, uint64_t from_step, uint64_t again_step);
   SimulatedRank* client(uint32_t rank) { return places_[rank].client.get(); }
   void Send(uint32_t rank) { Pump(rank); }
   // The client leaves: cleanly, where it has no step open.
@@ -94,6 +94,7 @@ class PartDaemon final : public SimulatedDaemon {
   void FailBy(const std::string& what) { Fail(what); }
 
  private:
+  void NoteAttach(const StepEffects& effects, uint64_t from_step);
   void Grant(uint32_t rank, SessionId session);
   void Return(uint32_t rank, uint64_t process);
   void ComeBack(uint64_t step);

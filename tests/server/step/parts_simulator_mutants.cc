@@ -31,6 +31,22 @@ class ClosesBehindAgain : public MachineUnderTest {
   }
 };
 
+// Lets go of a step that is made again although tensors have been updated in it.
+class DiscardsWhatIsUpdated : public MachineUnderTest {
+ public:
+  using MachineUnderTest::MachineUnderTest;
+  StepEffects Handle(const StepEvent& event, double now_s) override {
+    const auto* attach = std::get_if<event::Attach>(&event);
+    const uint64_t step = machine().step();
+    const bool updated = machine().step_open() && machine().UpdatedAny();
+    StepEffects effects = MachineUnderTest::Handle(event, now_s);
+    if (updated && attach != nullptr && attach->again_step == step) {
+      effects.insert(effects.begin(), effect::Discard{step});
+    }
+    return effects;
+  }
+};
+
 // Forgets, when one stream takes another's place, that the rank has measured the step: it must ask again by itself.
 class LosesAnswers : public MachineUnderTest {
  public:
@@ -67,6 +83,9 @@ std::vector<PartsMutant> PartsMutants() {
        .noticed = "is torn, and a rank is told that it is not"},
       {.name = "AbortsWhatOthersBring", .make = Of<KnowsNoOthers>(), .noticed = "a rank was there to bring"},
       {.name = "ClosesBehindAgain", .make = Of<ClosesBehindAgain>(), .noticed = "closed another step"},
+      {.name = "DiscardsWhatIsUpdated",
+       .make = Of<DiscardsWhatIsUpdated>(),
+       .noticed = "discarded a step with updates"},
       {.name = "LosesWhatItMeasures", .make = Of<LosesAnswers>(), .noticed = "is not told the norm"}};
 }
 

@@ -41,6 +41,7 @@ void PartsRank::Start(double delay_s, bool takeover, bool flying) {
   life_ = world_.timeline->NewNumber();
   phase_ = Phase::kDown;
   held_.assign(parts(), false);
+  rewound_to_.clear();
   takeover_ = takeover;
   After(delay_s, [this] { Attach(); });
 }
@@ -48,15 +49,17 @@ void PartsRank::Start(double delay_s, bool takeover, bool flying) {
 // --- steps ---
 
 void PartsRank::BeginStep() {
-  if (rewound_) return Attach();
+  if (RewoundStep()) return Attach();
   phase_ = Phase::kStepping;
   step_ = {};
   step_.measures.resize(parts());
   step_.results.resize(parts());
+  uint64_t least = daemon(0).client(rank_)->next_step(), most = least;
   for (uint32_t part = 1; part < parts(); ++part) {
-    if (daemon(part).client(rank_)->next_step() == daemon(0).client(rank_)->next_step()) continue;
-    return After(Delay(0.1), [this] { Attach(); });  // as after a rewind
+    least = std::min(least, daemon(part).client(rank_)->next_step());
+    most = std::max(most, daemon(part).client(rank_)->next_step());
   }
+  if (least != most) return AttachAfter(least - 1);
   const bool as_others_do = !std::exchange(disagrees_, false);
   for (uint32_t part = 0; part < parts(); ++part) {
     SimulatedRank* client = daemon(part).client(rank_);
@@ -128,7 +131,7 @@ void PartsRank::OnResult(uint32_t part, const ClosedPart& closed) {
   step_.results[part] = closed;
   const bool applied = closed.outcome == Outcome::kApplied;
   if (world_.staged && !step_.measures[part] && !step_.ended && applied) {  // the others bring the verdict everywhere
-    return After(Delay(0.1), [this] { Attach(); });
+    return AttachAfter(closed.step);
   }
   if (!step_.measures[part]) OnMeasured(part, {.measured = false});  // who still waits for it, waits for nothing
   if (world_.planted == Planted::kBeginsEarly && daemon(part).client(rank_) != nullptr) {

@@ -61,6 +61,9 @@ class PartsRank {
   void Crash() { Start(Delay(1), Chance(random(), 2)); }
 
   // --- attaching
+  std::optional<uint64_t> RewoundStep() const;
+  // As the trainer does after a rewind that the client itself has seen.
+  void AttachAfter(uint64_t rewound_to);
   void Attach();
   void AttachAll();
   void NextRound();
@@ -97,8 +100,10 @@ class PartsRank {
   std::vector<bool> held_;  // by part: a session of this process holds the rank there
   std::vector<std::optional<PartDaemon::Answer>> answers_;
   std::vector<bool> open_;  // by part
-  bool rewound_ = false;    // since it began to attach
-  bool apart_ = false;      // the parts are at steps further apart than one
+  // Since it began to attach: the steps that it was told the run was taken back to, by each part, and by what it saw itself.
+  std::vector<std::optional<uint64_t>> rewound_to_;
+  uint64_t again_step_ = 0;  // of the present round
+  bool apart_ = false;       // the parts are at steps further apart than one
   int round_ = 0;
   std::vector<uint64_t> returns_;
   Step step_;

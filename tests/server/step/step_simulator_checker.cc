@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "proto/rewound.h"
 
 namespace ballast::sim {
 
@@ -183,7 +184,8 @@ bool StepChecker::MayRefuse(absl::StatusCode code) const {
     if (attach->resumes) return !held_by(*attach->resumes) && SaysOver(*attach->resumes, code);
     const bool other_world = attach->world != ranks_.size();
     const bool behind = shape_.machine.is_part && attach->from_step == step_ + 1;
-    if (behind && code == absl::StatusCode::kUnavailable && BeingRead()) return true;
+    const bool again = shape_.machine.is_part && attach->again_step == step_;
+    if ((behind || again) && code == absl::StatusCode::kUnavailable && BeingRead()) return true;
     if (code == absl::StatusCode::kFailedPrecondition) return other_world;
     if (other_world) return code == absl::StatusCode::kUnavailable && BeingRead();
     if (code == absl::StatusCode::kAlreadyExists) return ranks_[attach->rank].session && !attach->takeover;
@@ -235,7 +237,7 @@ void StepChecker::On(const effect::Fence& e) {
   if (rank.session != e.session) Fail("fenced a session that is over");
   const auto* attach = std::get_if<event::Attach>(event_);
   const bool other_world = attach != nullptr && attach->world != ranks_.size();
-  if (other_world || std::holds_alternative<event::Rewind>(*event_)) outdated_.insert(e.session);
+  if (other_world || RewoundTo(e.status)) outdated_.insert(e.session);
   rank.session.reset();
   rank.connected = false;
   rank.lacking.clear();
@@ -374,9 +376,13 @@ void StepChecker::On(const effect::Close& e) {
 void StepChecker::On(const effect::Discard& e) {
   if (!open_ || e.step != step_) Fail("discarded a step that is not open");
   if (std::holds_alternative<event::Rewind>(*event_)) return ResetStep();
+  // Another part has lost it: then what was summed is summed anew.
+  const auto* attach = std::get_if<event::Attach>(event_);
+  const bool again = attach != nullptr && shape_.machine.is_part && attach->again_step == step_;
   for (const Tensor& tensor : tensors_) {
+    if (tensor.updated) Fail("discarded a step with updates");
     for (const auto& sum : tensor.sums) {
-      if (!sum.empty()) Fail("discarded a step with sums");
+      if (!sum.empty() && !again) Fail("discarded a step with sums");
     }
   }
   ResetStep();
