@@ -6,7 +6,8 @@
 #   --minutes N   of the part in which trainers are killed (default: 10)
 #   --seed N      of all that is drawn (default: one that is printed)
 #   --only PART   only the parts whose name begins so
-#   --record      the table is also written to tests/bench/results/soak.md
+#   --record      the table is also written to tests/bench/results/soak.md; with --only, what that says of the other parts
+#                 stays
 #
 # Parts: the builds that tests/run.sh leaves out, that of tests/gpu_check.sh by itself among them; all C++ tests of preset dev,
 # most of which tests/run.sh runs under sanitizers alone; the programs built twice, to the bit the same; the tests of strands,
@@ -28,12 +29,14 @@ ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 readonly ROOT
 readonly LOGS="$ROOT/build/soak"
 readonly DEV="$ROOT/build/dev/tests" PYTHON="$ROOT/.venv/bin/python"
+readonly RECORD="$ROOT/tests/bench/results/soak.md"
 
 minutes=10
 seed=$RANDOM
 only=""
 record=no
 declare -a ROWS=()
+MACHINE=""
 failed=0
 
 # shellcheck source=deploy/options.sh
@@ -46,6 +49,8 @@ flag --seed "a whole number" '[0-9]+'
 flag --only "the name of a part"
 flag --record
 
+last_line() { grep -v '^[[:space:]]*$' "$LOGS/${1// /-}.log" | tail -n 1; }
+
 # part NAME COMMAND...: its last line says what it found.
 part() {
   local name=$1 started=$SECONDS verdict=passed
@@ -55,7 +60,7 @@ part() {
     failed=1
   fi
   if grep -q '^NOT RUN' "$LOGS/${name// /-}.log"; then verdict="NOT RUN"; fi
-  ROWS+=("| $name | $verdict | $((SECONDS - started)) s | $(grep -v '^[[:space:]]*$' "$LOGS/${name// /-}.log" | tail -n 1) |")
+  ROWS+=("| $name | $verdict | $((SECONDS - started)) s | $(last_line "$name") | seed $seed, $MACHINE, $(date +%F) |")
 }
 
 # The quick start's build, and each source by itself: tests/run.sh compiles several together, so that one may lack an
@@ -136,12 +141,30 @@ all_parts() {
 }
 
 table() {
-  # shellcheck disable=SC2016 # backquotes of Markdown
-  printf '# The long tests, last run\n\n`tests/soak.sh --minutes %s --seed %s` on %s; %s.\n\n' "$minutes" "$seed" \
-    "$("$PYTHON" -c 'import sys; sys.path.insert(0, sys.argv[1]); import collect; print(collect.machine())' \
-      "$ROOT/tests/bench")" "$(date +%F)"
-  printf '| part | | took | it says |\n| --- | --- | --- | --- |\n'
+  cat <<END
+# The long tests, last run
+
+By \`tests/soak.sh --record\`, each part on the day and machine that its row names. A missed sync that nothing notices is the
+last, of the run's folder after the checkpoint is renamed: what the others keep is kept by later ones as well, since ext4 and
+XFS write their log in order; \`tests/server/storage/\` has a disk on which each is missed.
+
+| part | | took | it says | seen |
+| --- | --- | --- | --- | --- |
+END
   printf '%s\n' "${ROWS[@]}"
+}
+
+# The table that is there, with the rows of these parts in the place of those that it has of them, or below.
+merged_table() {
+  [[ -n $only && -f $RECORD ]] || {
+    table
+    return
+  }
+  awk -F ' [|] ' 'NR == FNR { rows[$1] = $0; parts[++count] = $1; next }
+                  $1 in rows { print rows[$1]; delete rows[$1]; next }
+                  { print }
+                  END { for (i = 1; i <= count; ++i) if (parts[i] in rows) print rows[parts[i]] }' \
+    <(printf '%s\n' "${ROWS[@]}") "$RECORD"
 }
 
 main() {
@@ -149,14 +172,19 @@ main() {
   trap stop_children EXIT
   trap 'exit 130' INT TERM HUP
   [[ -x $PYTHON ]] || fail "there is no .venv yet: run tests/run.sh once"
+  MACHINE=$("$PYTHON" -c 'import sys; sys.path.insert(0, sys.argv[1]); import collect; print(collect.machine())' \
+    "$ROOT/tests/bench")
   rm -rf "$LOGS"
   mkdir -p "$LOGS"
   printf 'seed %s\n' "$seed"
   stage "build dev" "$ROOT/deploy/setup.sh" build dev || fail "preset dev cannot be built"
   all_parts
   [[ ${#ROWS[@]} -gt 0 ]] || fail "--only $only: no such part"
-  table | tee "$LOGS/soak.md"
-  if [[ $record == yes ]]; then cp "$LOGS/soak.md" "$ROOT/tests/bench/results/soak.md"; fi
+  table
+  if [[ $record == yes ]]; then
+    merged_table >"$LOGS/soak.md"
+    cp "$LOGS/soak.md" "$RECORD"
+  fi
   return "$failed"
 }
 
