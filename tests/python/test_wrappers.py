@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import distributed, nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import ballast
@@ -236,6 +237,14 @@ def test_a_parameter_that_nobody_would_reduce_is_refused(wrapped: DDP, adamw: Ad
     named[0][1].requires_grad_(False)
     step(wrapped, optimizer)
     assert applied(optimizer) == 1
+
+
+def test_zero_redundancy_is_told_to_be_left_out(wrapped: DDP, adamw: AdamW) -> None:
+    optimizer = adamw(list(wrapped.named_parameters())[1:])  # as one of several ranks is given them
+    sharing = ZeroRedundancyOptimizer(wrapped.parameters(), optimizer_class=torch.optim.SGD)
+    refused("ZeroRedundancyOptimizer .* leave it out", wrapped, optimizer)
+    del sharing
+    refused("Give it to a ballast optimizer", wrapped, optimizer)
 
 
 def test_a_parameter_that_ddp_ignores_is_refused(process_group: None, adamw: AdamW) -> None:

@@ -9,6 +9,7 @@ made, stays (codes that are in a parameter's place become weights for that). Of 
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -200,7 +201,16 @@ def _check_all_trained(module: DDP) -> None:
             name = next(name for name, p in module.named_parameters() if p is parameter)
             raise Rejected(
                 f"parameter '{name}' of a DistributedDataParallel module is trained by no ballast optimizer, and others of the "
-                "module are: it does not reduce gradients then, and this one's would differ from rank to rank. Give it to a "
-                "ballast optimizer, freeze it (requires_grad_(False)), or wrap it apart from the others",
+                f"module are: it does not reduce gradients then, and this one's would differ from rank to rank. {_advice()}",
                 "FAILED_PRECONDITION",
             )
+
+
+def _advice() -> str:
+    loaded = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
+    if loaded is not None and _core.live_instances(loaded.ZeroRedundancyOptimizer):
+        return (
+            "A ZeroRedundancyOptimizer gives each rank a part of the parameters: leave it out, and give a ballast optimizer all of "
+            "them; their state is in the daemon"
+        )
+    return "Give it to a ballast optimizer, freeze it (requires_grad_(False)), or wrap it apart from the others"
