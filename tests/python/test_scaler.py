@@ -90,6 +90,52 @@ def test_one_made_after_the_run_was_joined_is_refused(adamw: AdamW) -> None:
         ballast.GradScaler(optimizer)
 
 
+def test_with_the_daemons_weights_it_comes_after_the_run_was_joined(adamw: AdamW) -> None:
+    """As in a loop that is the same whether it begins or goes on."""
+    begun, later = layered(seed=1), layered(seed=2)
+    for model, options in ((begun, {}), (later, {"weights": "server"})):
+        with adamw(model.named_parameters(), **options) as optimizer:
+            scaler = ballast.GradScaler(optimizer, init_scale=8.0)
+            scaler.scale(model(torch.ones(2, 8)).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    assert optimizer.last_result is not None and optimizer.last_result.step == 2
+
+
+def test_with_the_daemons_weights_a_staged_run_stays_staged(adamw: AdamW) -> None:
+    """As one that a framework drives, which may be set up after the optimizer."""
+    for options in ({"commit": "staged"}, {"weights": "server"}):
+        model = layered(seed=1)
+        with adamw(model.named_parameters(), **options) as optimizer:
+            model(torch.ones(2, 8)).sum().backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+    assert optimizer.last_result is not None and optimizer.last_result.step == 2
+    with pytest.raises(ballast.Rejected, match="commit is 'staged', asked for is 'release'"):
+        adamw(model.named_parameters(), weights="server", commit="release")
+
+
+def test_a_run_that_scales_is_not_gone_on_with_unscaled(adamw: AdamW) -> None:
+    model = layered(seed=1)
+    with adamw(model.named_parameters()) as optimizer:
+        scaler = ballast.GradScaler(optimizer)
+        scaler.scale(model(torch.ones(2, 8)).sum()).backward()
+        scaler.step(optimizer)
+    optimizer = adamw(model.named_parameters(), weights="server")
+    with pytest.raises(ballast.Rejected, match="begun with a ballast.GradScaler.*make GradScaler"):
+        model(torch.ones(2, 8)).sum().backward()
+
+
+def test_a_run_without_one_stays_so(adamw: AdamW) -> None:
+    model = layered(seed=1)
+    with adamw(model.named_parameters()) as optimizer:
+        model(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+    optimizer = adamw(layered(seed=2).named_parameters(), weights="server")
+    with pytest.raises(ballast.Rejected, match="was begun without one: leave it out"):
+        ballast.GradScaler(optimizer)
+
+
 class Scaled:
     """A trainer whose scale is client state. Each step's gradient is the scale: above 65504 it overflows."""
 

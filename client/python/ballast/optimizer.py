@@ -258,10 +258,13 @@ class Optimizer(Prepared, InStep, Durable, Averaging, OptimizerState, Uncopyable
 
     def use_dynamic_loss_scale(self) -> None:
         """For ballast.GradScaler: loss_scale follows the results, and a step with a NaN or an infinity is skipped.
-        Rejected once the run is joined, and with commit="release"."""
-        if self._membership.session is not None:
+        Rejected once the run is joined, but where weights="server" has joined one that was begun so, and with
+        commit="release"."""
+        there = self._settings.step_rules.dynamic_loss_scale and not self._steps.begun_one
+        if self._membership.session is not None and not there:
             raise Rejected(
-                f"run '{self.run}' is joined already: make the GradScaler before connect() and the first gradient",
+                f"run '{self.run}' is joined already: make the GradScaler before connect() and the first gradient; "
+                "where weights='server' has joined it, the run was begun without one: leave it out",
                 "FAILED_PRECONDITION",
             )
         self._settings.scale_loss_dynamically()
@@ -278,7 +281,8 @@ class Optimizer(Prepared, InStep, Durable, Averaging, OptimizerState, Uncopyable
 
     def _pull_at_once(self) -> None:
         try:
-            self.run_status()  # a run that does not exist is not to be created empty
+            # A run that does not exist is not to be created empty.
+            self._settings.go_on_as(self._membership.connected().get_run(self.run)["spec"])
             self.pull()
         except BaseException:
             self.close()

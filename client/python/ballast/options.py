@@ -79,8 +79,8 @@ class RunOptions(TypedDict, total=False):
         overlap and of 4 bytes a parameter in the daemon, 2 where one trainer sends gradients in 2 bytes and
         gradient_accumulation_steps=1. A staged step may have any number of backward(), may be
         clipped by clip_grad_norm_, and dropped by zero_grad(). "auto": staged if max_grad_norm, nonfinite="skip_step",
-        Spikes(action="skip") or a ballast.GradScaler needs it, or a framework makes the steps that clips, accumulates and
-        skips by itself: Accelerate, HF Trainer, Lightning, torchtune; else release.
+        Spikes(action="skip") or a ballast.GradScaler needs it, or a framework makes the steps that clips, accumulates and skips
+        by itself: Accelerate, HF Trainer, Lightning, torchtune; else release. With weights="server" as the run was begun.
     max_grad_norm: exact clipping by the L2 norm over all tensors of the gradient, summed over micro-batches and averaged
         over ranks: as torch.nn.utils.clip_grad_norm_. The norm is last_result.grad_norm.
     tensor_clip: "adagc" holds each tensor's gradient to 1.05 times its own usual norm (AdaGC, arXiv 2502.11034), in its

@@ -60,7 +60,7 @@ class RunSettings:
         self.rule = rule
         self.rank = rank_of(options)
         self.step_rules = step_rules(options)
-        self._dynamic_loss_scale = False
+        self._dynamic_loss_scale = self._has_scaler = self._goes_on_staged = False
         self._changed_weights = changed_weights(options.get("changed_weights"))
         self._error_feedback = options.get("error_feedback") or False
         check_option("error_feedback", self._error_feedback, "")
@@ -75,14 +75,30 @@ class RunSettings:
     def scale_loss_dynamically(self) -> None:
         """loss_scale follows the results, which makes the run staged. Rejected with commit="release"."""
         self.step_rules = step_rules(self._options, dynamic_loss_scale=True)
-        self._dynamic_loss_scale = True
+        self._dynamic_loss_scale = self._has_scaler = True
+
+    def go_on_as(self, spec: Mapping[str, Any]) -> None:
+        """Of a run that is joined before its trainer is known, the GradScaler and the framework that are made after the
+        optimizer: what those would ask for is what the run has."""
+        if self._options.get("commit") != "release":
+            self._goes_on_staged = spec["commit"] == "STAGED"
+            self._dynamic_loss_scale = spec["dynamic_loss_scale"]
+
+    def check_scaler(self) -> None:
+        if self._dynamic_loss_scale and not self._has_scaler:
+            raise Rejected(
+                f"run '{self.rank.run}' was begun with a ballast.GradScaler, and this trainer has none: make "
+                "GradScaler(optimizer) before the first gradient, and scale the loss by it",
+                "FAILED_PRECONDITION",
+            )
 
     def describe(
         self, parameters: ParameterList, groups: Sequence[Mapping[str, Any]], order: Sequence[str] = ()
     ) -> Description:
         """The run that trains those of `parameters` that require a gradient, first those that `order` names. Rejected, naming
         which, if it cannot."""
-        self.step_rules = step_rules(self._options, self._dynamic_loss_scale, driving_framework())
+        framework = driving_framework() or ("the run" if self._goes_on_staged else None)
+        self.step_rules = step_rules(self._options, self._dynamic_loss_scale, framework)
         places = {name: place for place, name in enumerate(order)}
         tensors = sorted(parameters.trainable(), key=lambda entry: places.get(entry.name, len(places)))
         names = [entry.name for entry in parameters]

@@ -226,6 +226,7 @@ class Steps(StepOutcomes):
         self._rejoin.require_asked()
         self._parameters.refuse_edited(self._optimized.param_groups)
         self.loss_scale.check()
+        self._settings.check_scaler()
         session.await_all()
         session.complete()
         if self._forwards.to_settle and self._parameters.sharded:  # which looks at every parameter
