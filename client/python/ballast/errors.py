@@ -32,6 +32,10 @@ class Rejected(BallastError):
         super().__init__(message, code)
 
 
+class AnotherDescription(Rejected):
+    """The run has another description than this trainer has it by."""
+
+
 class Unavailable(BallastError):
     """The daemon cannot be reached, or could not be reached again in time: within reconnect_timeout, or before the run
     gave this trainer up (rank_timeout). Who starts the trainer again takes the rank again."""

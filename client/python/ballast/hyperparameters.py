@@ -50,6 +50,10 @@ class Hyperparameters:
         self._fixed = [self._described(group) for group in groups]
         self._grouping = grouping
 
+    def unfix(self) -> None:
+        """The run is no longer as these groups are, nor is it known with which it was so: all of them count as added."""
+        self._fixed = []
+
     def _described(self, group: Mapping[str, Any]) -> dict[str, Any]:
         rule = self._rule.of(group)
         described = {option: group.get(option) for option in (*rule.fixed, *COMMON)}

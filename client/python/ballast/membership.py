@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ballast import _core
-from ballast.errors import Rejected
+from ballast.errors import AnotherDescription, Rejected
 from ballast.moments import Moments
 from ballast.open_optimizers import close_unreachable, held_beside
 from ballast.progress import say
@@ -106,6 +106,19 @@ class Membership:
             "give each a run= of its own; where that one is done with, close() it",
             refused.code,
         )
+
+    def rejoin(self) -> Session:
+        """After a rewind: the rank again. Returns the session since: another, where the run was taken back to before an amendment."""
+        assert self._session is not None, "join() comes first"
+        while True:
+            try:
+                self._session.rejoin()
+                return self._session
+            except AnotherDescription:
+                other = self._session.by_present()
+                if other is None:
+                    raise
+                self._session = other
 
     def note_restored(self) -> None:
         """After the rank was taken: sees whether the daemon has read the run back from its disk, and tells people once."""

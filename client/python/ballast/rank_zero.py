@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ballast import _core
-from ballast.errors import Rejected, RunRewound, Unavailable
+from ballast.errors import AnotherDescription, Rejected, RunRewound, Unavailable
 from ballast.progress import Patience, pauses
 from ballast.rank import Rank
 
@@ -21,6 +21,9 @@ SAME_WEIGHTS = "call load_state_dict(), or to change the same weights"
 # What rank 0 does that changes the run, and what every rank is to do.
 RUN_CHANGED = ("has made the same change to the run", "make that change")
 READERS_CHANGED = ("lets readers follow the run (follow=)", "give its optimizer the same follow=")
+
+# What the daemon says to a client that attaches by another spec than the run has.
+_ANOTHER_SPEC = "is not the one that this client goes by"
 
 _Found = TypeVar("_Found")
 
@@ -99,10 +102,12 @@ def _await(rank: Rank, what: str, same: str, look: Callable[[], _Found | None]) 
 
 
 def refuse_amended(error: Rejected, client: _core.Client, rank: Rank, spec_sha256: str) -> None:
-    """Rejected with what to do about it, if the rank was refused because it goes by this description and the run by another."""
-    if error.code != "FAILED_PRECONDITION" or client.get_run(rank.run)["spec_sha256"] == spec_sha256:
+    """AnotherDescription, with what to do about it, if that is why the rank was refused which goes by this one."""
+    if error.code != "FAILED_PRECONDITION":
         return
-    raise Rejected(
+    if _ANOTHER_SPEC not in str(error) and client.get_run(rank.run)["spec_sha256"] == spec_sha256:
+        return
+    raise AnotherDescription(
         f"run '{rank.run}' has another description than rank {rank.number} goes by: a rank has added or unfrozen "
         "parameters, or changed an option of param_groups such as eps, and this one has not, or was interrupted in it. "
         "Make the same change on every rank before the same step, and call backward() again",

@@ -11,6 +11,7 @@ import torch
 from ballast import _core
 from ballast.client_state import ClientStates
 from ballast.errors import Rejected, RunRewound
+from ballast.membership import Membership
 from ballast.session import Session
 from ballast.step_end import StepEnd, ends_between
 
@@ -101,10 +102,10 @@ class Rejoin:
 
     # --- rewinds ----------------------------------------------------------------------------------------------------
 
-    def take_rank(self, session: Session) -> None:
-        """After a rewind: the rank again, with the weights of the step that the run is back at."""
+    def take_rank(self, membership: Membership) -> Session:
+        """After a rewind: the rank again, with the weights of the step that the run is back at. Returns the session since."""
         self._dead_backward = torch._C._current_graph_task_id()
-        session.rejoin()
+        return membership.rejoin()
 
     def finish(self, rewound: RunRewound, session: Session, client: _core.Client, load: Load) -> None:
         """After take_rank(): puts the client state of that step back, and tells `rewound` all that was done."""

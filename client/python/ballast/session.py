@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ballast import _core
+from ballast.amending import Amending
 from ballast.awaited import AwaitedRanks
 from ballast.binding import Binding
 from ballast.coded_binding import bind_all
@@ -22,24 +23,31 @@ from ballast.micro_batches import MicroBatches
 from ballast.moments import Moments
 from ballast.pending import WAIT_SLICE_S, fields_of
 from ballast.rank import Rank
-from ballast.rank_zero import RUN_CHANGED, await_change, refuse_amended
+from ballast.rank_zero import refuse_amended
 from ballast.replaced import Amended
 from ballast.result import StepResult
 from ballast.settings import Description
 from ballast.sharded_weights import ShardedWeights
 from ballast.status import status_of
-from ballast.uploads import refuse_nonfinite_added
 from ballast.weight_copies import WeightCopies
 from ballast.weights import Weights
 
 _LEASE_WAIT_S = 12.0  # a lost predecessor's is 10 s, unless the daemon is configured otherwise
 
 
-class Session:
+class Session(Amending):
     """One attachment, from Attach to close. One thread at a time."""
 
-    def __init__(self, client: _core.Client, rank: Rank, description: Description, past: Session | None = None):
-        """past: the session that the run was amended in; its tensors come first here, and its micro-batches go on."""
+    def __init__(
+        self,
+        client: _core.Client,
+        rank: Rank,
+        description: Description,
+        past: Session | None = None,
+        spec_sha256: str | None = None,
+    ):
+        """past: the session that the run was amended in; its tensors come first here, and its micro-batches go on. spec_sha256: the
+        description's, where the run has had it; None: the run is created, unless there is one."""
         self.description = description
         self._client = client
         self._rank = rank
@@ -64,7 +72,9 @@ class Session:
         self._losses = ConversionLosses()
         self._amended: Amended | None = None  # until it is completed
         self._untaken = False  # attached since the run has gone on, or back, without this trainer
-        self._spec_sha256: str = client.create_run(description.spec)["spec_sha256"]
+        self._spec_sha256: str = spec_sha256 or client.create_run(description.spec)["spec_sha256"]
+        earlier = past._known if past else {}
+        self._known: dict[str, Description] = {**earlier, self._spec_sha256: description}  # by hash
         self._attach_anew()
 
     def _attach(self) -> None:
@@ -100,78 +110,8 @@ class Session:
             with suppress(RunRewound):
                 return self._attach()
 
-    def amend(self, description: Description, moments: Mapping[int, Moments]) -> Session:
-        """Between two steps, by every rank with the same description, which begins with the tensors of this one: the run
-        goes on by it, and what it has of them stays. Rank 0 asks for it, and uploads the weights that the others have
-        here, with these moments by id(parameter). This one is over; returns the session since, which is to complete().
-
-        Where it was interrupted it may be called again. Rejected, and nothing is sent, if a weight that is added is not finite.
-        """
-        refuse_nonfinite_added(description.tensors[len(self._bindings) :], self._run)
-        if self._attached and not self._ended_by(description.spec):
-            self.description = description
-            return self
-        self._attached = False
-        session = self._after(description)
-        session._amended = Amended(self.weights, self.step, session._bindings[len(self._bindings) :], moments)
-        return session
-
-    def _ended_by(self, spec: str) -> bool:
-        """Has the run go by this description, and returns whether that has ended the session: not where the run had it
-        already, in other words."""
-        if self._rank.number == 0:
-            if self._client.amend_run(spec)["amended"]:
-                return True
-        elif not self._has(spec):
-            self.weights.await_end(*RUN_CHANGED)
-            await_change(self._client, self._rank, self._spec_sha256)
-            return True
-        if not self.weights.outdated:
-            return False
-        self.weights.await_end("has changed the run", "make that change")
-        return True
-
-    def _has(self, spec: str) -> bool:
-        """Whether the run has this description."""
-        try:
-            self._client.create_run(spec)
-        except Rejected as error:
-            if error.code != "FAILED_PRECONDITION":
-                raise
-            return False
-        return True
-
-    def _after(self, description: Description) -> Session:
-        try:
-            return Session(self._client, self._rank, description, self)
-        except Rejected as error:
-            if self._rank.number == 0:
-                raise
-            raise Rejected(
-                f"rank {self._rank.number} changes run '{self._run}' otherwise than rank 0 (add_param_group(), requires_grad_(), "
-                f"options of param_groups), and every rank is to make the same change before the same step: {error}",
-                "FAILED_PRECONDITION",
-            ) from error
-
-    def complete(self) -> None:
-        """After amend(): what was added has the same weights here and there. Otherwise nothing. RunRewound, which this trainer
-        is to follow, if the run has gone on, or back, without it."""
-        amended = self._amended
-        if amended is None:
-            return
-        if not self._attached:  # which was interrupted
-            self._attach_anew()
-        brought = self.weights.bring(amended.added, amended.moments)
-        if brought.ended:
-            self._attach_anew()
-        self._untaken = not self.weights.go_on(amended, brought)
-        self._amended = None
-        if self._untaken:
-            raise RunRewound(
-                f"run '{self._run}' has other weights, at step {self.step - 1}, than rank {self._rank.number} had before its "
-                "description was changed: it has gone on without this rank, or back",
-                step=self.step - 1,
-            )
+    def _by(self, description: Description, spec_sha256: str | None = None) -> Session:
+        return Session(self._client, self._rank, description, self, spec_sha256)
 
     def rejoin(self) -> None:
         """After a rewind: the rank again, with the weights of the step that the run is back at. The open step is gone."""
@@ -181,13 +121,23 @@ class Session:
                 if not self._untaken:
                     self._attach()
                 self._untaken = False
+                if self._await_added():
+                    continue
                 self.micro_batches.clear()
                 self._changes.forget()
-                self.weights.take()
+                self._take_weights()
                 self._amended = None
                 return
             except RunRewound:  # once more, meanwhile
                 continue
+
+    def _take_weights(self) -> None:
+        """RunRewound rather than the refusal of weights where the session has ended by then, as where the run was amended."""
+        try:
+            self.weights.take()
+        except Rejected:
+            self._client.check_status()
+            raise
 
     def replace(self, moments: Mapping[int, Moments], only: Sequence[Binding] | None = None) -> None:
         """Between two steps, by every rank: the weights that are here, and these moments by id(parameter), take the place

@@ -372,8 +372,10 @@ class Steps(StepOutcomes):
 
     def follow(self, rewound: RunRewound) -> None:
         """Takes this trainer to the step that the run is back at, and tells `rewound` of it."""
-        session = self.joined()
-        self._rejoin.take_rank(session)
+        before = self.joined()
+        session = self._rejoin.take_rank(self._membership)
+        if session is not before:
+            self._hyperparameters.unfix()
         self._membership.note_restored()
         self._parameters.drop_gradients()
         self._sent.clear()
