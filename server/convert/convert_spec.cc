@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "proto/checkpoint/safetensors_header.h"
 #include "proto/checksum.h"
+#include "proto/known_fields.h"
 #include "proto/run_names.h"
 
 #include "server/base/status_macros.h"
@@ -147,6 +148,7 @@ absl::Status CheckPatience(const RunSpec& spec) {
 }  // namespace
 
 absl::StatusOr<RunSpec> ToRunSpec(const v1::RunSpec& spec, const Config::Limits& limits, bool has_storage) {
+  RETURN_IF_ERROR(CheckKnownFields(spec));
   RETURN_IF_ERROR(CheckCounts(spec, limits));
   RunSpec made{.run_id = spec.run_id(), .seed = spec.seed()};
   RETURN_IF_ERROR(TakePolicies(spec, &made));

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "proto/known_fields.h"
+
 #include "server/convert/convert.h"
 #include "server/rpc/admission.h"
 
@@ -41,7 +43,7 @@ grpc::ServerUnaryReactor* AdminService::GetRun(grpc::CallbackServerContext* cont
 grpc::ServerUnaryReactor* AdminService::DeleteRun(grpc::CallbackServerContext* context,
                                                   const v1::DeleteRunRequest* request,
                                                   v1::DeleteRunResponse* response) {
-  PendingCall call = Admit(environment_, context, "DeleteRun", request->run_id());
+  PendingCall call = AdmitChange(environment_, context, "DeleteRun", request->run_id(), *request);
   if (!call.admitted) return call.reactor;
   const RunRegistry::DeleteMode mode{.force = request->force(), .keep_checkpoints = request->keep_checkpoints()};
   environment_.runs->Delete(request->run_id(), mode, [call, response](const absl::StatusOr<uint64_t>& freed) mutable {
@@ -53,7 +55,7 @@ grpc::ServerUnaryReactor* AdminService::DeleteRun(grpc::CallbackServerContext* c
 
 grpc::ServerUnaryReactor* AdminService::Rewind(grpc::CallbackServerContext* context, const v1::RewindRequest* request,
                                                v1::RewindResponse* response) {
-  PendingCall call = Admit(environment_, context, "Rewind", request->run_id());
+  PendingCall call = AdmitChange(environment_, context, "Rewind", request->run_id(), *request);
   if (!call.admitted) return call.reactor;
   const auto run = environment_.runs->Find(request->run_id());
   if (!run.ok()) {
@@ -73,7 +75,7 @@ grpc::ServerUnaryReactor* AdminService::Rewind(grpc::CallbackServerContext* cont
 grpc::ServerUnaryReactor* AdminService::Checkpoint(grpc::CallbackServerContext* context,
                                                    const v1::CheckpointRequest* request,
                                                    v1::CheckpointResponse* response) {
-  PendingCall call = Admit(environment_, context, "Checkpoint", request->run_id());
+  PendingCall call = AdmitChange(environment_, context, "Checkpoint", request->run_id(), *request);
   if (!call.admitted) return call.reactor;
   environment_.runs->Checkpoint(request->run_id(), [call, response](const auto& checkpointed) mutable {
     if (checkpointed.ok()) *response = FromCheckpointed(*checkpointed);
@@ -106,7 +108,7 @@ grpc::ServerUnaryReactor* AdminService::Restore(grpc::CallbackServerContext* con
     call.Finish(restored.status());
   };
   if (request->from().empty()) {
-    PendingCall call = Admit(environment_, context, "Restore", request->run_id());
+    PendingCall call = AdmitChange(environment_, context, "Restore", request->run_id(), *request);
     if (!call.admitted) return call.reactor;
     environment_.runs->Restore(request->run_id(), request->step(), call.payer,
                                [call, answer](const auto& restored) { answer(call, restored); });
@@ -117,6 +119,7 @@ grpc::ServerUnaryReactor* AdminService::Restore(grpc::CallbackServerContext* con
   return AnswerInTurn(
       of_imports, context, "Restore", request->run_id(), *request,
       [=, this](PendingCall call, const RequestQueue::Place& place) {
+        if (auto s = CheckKnownFields(*request); !s.ok()) return call.Finish(s);
         auto checkpoint = environment_.runs->Examine(request->run_id(), request->from(), request->step());
         if (!checkpoint.ok()) return call.Finish(checkpoint.status());
         environment_.runs->RestoreFrom(request->run_id(), *std::move(checkpoint), call.payer,

@@ -6,6 +6,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "proto/known_fields.h"
 #include "proto/tls/sha256.h"
 
 #include "server/base/status_macros.h"
@@ -132,6 +133,17 @@ PendingCall Admit(const RpcEnvironment& environment, grpc::CallbackServerContext
   }();
   call.admitted = admitted.ok();
   if (!call.admitted) call.Finish(admitted);
+  return call;
+}
+
+PendingCall AdmitChange(const RpcEnvironment& environment, grpc::CallbackServerContext* context,
+                        const std::string& method, const std::string& run_id,
+                        const google::protobuf::Message& request) {
+  PendingCall call = Admit(environment, context, method, run_id);
+  if (!call.admitted) return call;
+  const absl::Status known = CheckKnownFields(request);
+  call.admitted = known.ok();
+  if (!call.admitted) call.Finish(known);
   return call;
 }
 

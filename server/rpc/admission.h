@@ -3,6 +3,7 @@
 // everything. Thread-safe.
 #pragma once
 
+#include <google/protobuf/message.h>
 #include <grpcpp/grpcpp.h>
 
 #include <optional>
@@ -49,6 +50,10 @@ bool MaySee(const RpcEnvironment& environment, const Caller& caller, const std::
 // Begins a unary call about a run, or about the daemon, with an empty run_id; or refuses it, and it is finished.
 PendingCall Admit(const RpcEnvironment& environment, grpc::CallbackServerContext* context, const std::string& method,
                   const std::string& run_id);
+// The same of a call that changes something: one of which this daemon does not know a field is refused, too, since it
+// would do something else than was asked.
+PendingCall AdmitChange(const RpcEnvironment& environment, grpc::CallbackServerContext* context,
+                        const std::string& method, const std::string& run_id, const google::protobuf::Message& request);
 
 // Answers a call through the request queue. `answer` finishes the call, on the queue's thread or later. A call that is
 // not admitted, or for which the queue has no place, is refused here.

@@ -25,7 +25,7 @@ void Audit(const char* message, const std::string& run_id, const std::string& ta
 grpc::ServerUnaryReactor* FollowService::TagVersion(grpc::CallbackServerContext* context,
                                                     const v1::TagVersionRequest* request,
                                                     v1::TagVersionResponse* response) {
-  PendingCall call = Admit(environment_, context, "TagVersion", request->run_id());
+  PendingCall call = AdmitChange(environment_, context, "TagVersion", request->run_id(), *request);
   if (!call.admitted) return call.reactor;
   const auto run = environment_.runs->Find(request->run_id());
   auto order = ToTagOrder(*request);
@@ -50,7 +50,7 @@ grpc::ServerUnaryReactor* FollowService::TagVersion(grpc::CallbackServerContext*
 grpc::ServerUnaryReactor* FollowService::UntagVersion(grpc::CallbackServerContext* context,
                                                       const v1::UntagVersionRequest* request,
                                                       v1::UntagVersionResponse*) {
-  PendingCall call = Admit(environment_, context, "UntagVersion", request->run_id());
+  PendingCall call = AdmitChange(environment_, context, "UntagVersion", request->run_id(), *request);
   if (!call.admitted) return call.reactor;
   const auto run = environment_.runs->Find(request->run_id());
   if (!run.ok()) {
