@@ -67,6 +67,12 @@ absl::Status Parse(absl::string_view text, const std::string& file, const json::
   return absl::DataLossError(absl::StrCat(file, " is damaged: ", why));
 }
 
+json::JsonParseOptions IgnoringMore() {
+  json::JsonParseOptions options;
+  options.ignore_unknown_fields = true;
+  return options;
+}
+
 }  // namespace
 
 std::string ToJson(const google::protobuf::Message& message) {
@@ -77,7 +83,11 @@ std::string ToJson(const google::protobuf::Message& message) {
 }
 
 absl::Status FromJson(absl::string_view text, const std::string& file, google::protobuf::Message* message) {
-  return Parse(text, file, {}, message);
+  const absl::Status read = Parse(text, file, {}, message);
+  if (read.ok() || !Parse(text, file, IgnoringMore(), message).ok()) return read;
+  return absl::FailedPreconditionError(absl::StrCat(
+      file, " says what this version does not know, since a later one wrote it: use that, whose number is in ",
+      kManifestName, " beside it, or a later one"));
 }
 
 std::string SumsText(absl::string_view manifest_text, const v1::CheckpointManifest& manifest) {
@@ -98,9 +108,7 @@ absl::StatusOr<v1::CheckpointManifest> ReadManifest(absl::string_view manifest_t
   }
   v1::CheckpointManifest manifest;
   // A later format may have more fields, and is to be refused by its number.
-  json::JsonParseOptions with_more_fields;
-  with_more_fields.ignore_unknown_fields = true;
-  if (auto s = Parse(manifest_text, path, with_more_fields, &manifest); !s.ok()) return s;
+  if (auto s = Parse(manifest_text, path, IgnoringMore(), &manifest); !s.ok()) return s;
   if (manifest.format() != kCheckpointFormat) {
     return absl::FailedPreconditionError(
         absl::StrCat(path, " is of format ", manifest.format(), ", written by version ", manifest.version(),

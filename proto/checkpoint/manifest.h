@@ -20,7 +20,7 @@ inline constexpr absl::string_view kManifestName = "manifest.json", kSumsName = 
 
 // A message as the one line of JSON that the folder has.
 std::string ToJson(const google::protobuf::Message& message);
-// DATA_LOSS names `file`.
+// DATA_LOSS names `file`. FAILED_PRECONDITION: it has fields that this version does not know, which a later one wrote.
 absl::Status FromJson(absl::string_view json, const std::string& file, google::protobuf::Message* message);
 
 // The text of SHA256SUMS, of a manifest that is this text.

@@ -12,6 +12,7 @@
 #include "server/base/status_macros.h"
 #include "server/convert/canonical_spec.h"
 #include "server/convert/convert.h"
+#include "server/storage/damage.h"
 
 namespace ballast {
 namespace {
@@ -362,7 +363,7 @@ absl::StatusOr<CheckpointedRun> ToCheckpointed(const v1::CheckpointedRun& run, c
 
 absl::StatusOr<v1::RunSpec> ReadSpecJson(absl::string_view json, const std::string& sha256, const std::string& file) {
   v1::RunSpec spec;
-  RETURN_IF_ERROR(FromJson(json, file, &spec));
+  RETURN_IF_ERROR(ReadJson(json, file, &spec));
   if (Sha256Hex(SerializeCanonical(spec)) == sha256) return spec;
   return absl::DataLossError(absl::StrCat(file, " is damaged: it is not the spec that the manifest has the hash of"));
 }
@@ -377,7 +378,7 @@ const CheckpointCodec& JsonCheckpoints() {
                           .read_run = [](const RunSpec& spec, const std::string& json,
                                          const std::string& file) -> absl::StatusOr<CheckpointedRun> {
                             v1::CheckpointedRun run;
-                            RETURN_IF_ERROR(FromJson(json, file, &run));
+                            RETURN_IF_ERROR(ReadJson(json, file, &run));
                             return ToCheckpointed(run, spec, file);
                           },
                           .run_bytes =
@@ -389,6 +390,7 @@ const CheckpointCodec& JsonCheckpoints() {
                                                const std::string& file) -> absl::StatusOr<CheckpointedRun> {
                             v1::CheckpointedRun run;
                             if (!run.ParseFromString(bytes)) return Wrong(file, "CheckpointedRun", "cannot be read");
+                            RETURN_IF_ERROR(CheckVersion(run, file));
                             return ToCheckpointed(run, spec, file);
                           },
                           .spec_json = SpecJson};

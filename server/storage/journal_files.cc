@@ -117,10 +117,8 @@ absl::StatusOr<RecordReader> RecordReader::Open(Fs* fs, const std::string& path,
   ASSIGN_OR_RETURN(FrameReader frames, FrameReader::Open(fs, path, number));
   RecordReader reader(std::move(frames));
   ASSIGN_OR_RETURN(const std::string text, reader.ReadHead());
-  auto head = ParseSegmentHead(text);
-  if (absl::IsFailedPrecondition(head.status())) {
-    return absl::FailedPreconditionError(absl::StrCat(path, " ", head.status().message()));
-  }
+  auto head = ParseSegmentHead(text, path);
+  if (absl::IsFailedPrecondition(head.status())) return head.status();
   if (!head.ok()) return BadRecord(path, head.status().message());
   reader.segment_ = *std::move(head);
   return reader;
@@ -138,7 +136,8 @@ absl::StatusOr<std::string> RecordReader::ReadHead() {
 absl::StatusOr<JournalRecord> RecordReader::Next() {
   RETURN_IF_ERROR(SkipBody());
   ASSIGN_OR_RETURN(const std::string text, ReadHead());
-  auto record = ParseRecord(text);
+  auto record = ParseRecord(text, path());
+  if (absl::IsFailedPrecondition(record.status())) return record.status();
   if (!record.ok()) return BadRecord(path(), record.status().message());
   body_left_ = record->body_bytes;
   return record;

@@ -7,6 +7,8 @@
 #include "absl/strings/str_cat.h"
 
 #include "ballast/v1/journal.pb.h"
+#include "server/base/status_macros.h"
+#include "server/storage/damage.h"
 
 namespace ballast {
 namespace {
@@ -75,9 +77,10 @@ std::string HeadText(const SegmentHead& head) {
   return WithLength(record.SerializeAsString());
 }
 
-absl::StatusOr<JournalRecord> ParseRecord(const std::string& text) {
+absl::StatusOr<JournalRecord> ParseRecord(const std::string& text, const std::string& file) {
   v1::JournalRecord in;
   if (!in.ParseFromString(text)) return absl::InvalidArgumentError("cannot be read");
+  RETURN_IF_ERROR(CheckVersion(in, file));
   JournalRecord record{.what = {}, .body_bytes = in.body_bytes()};
   switch (in.what_case()) {
     case v1::JournalRecord::kUpdate:
@@ -94,16 +97,17 @@ absl::StatusOr<JournalRecord> ParseRecord(const std::string& text) {
   }
 }
 
-absl::StatusOr<SegmentHead> ParseSegmentHead(const std::string& text) {
+absl::StatusOr<SegmentHead> ParseSegmentHead(const std::string& text, const std::string& file) {
   v1::JournalRecord in;
   if (!in.ParseFromString(text) || !in.has_segment()) {
     return absl::InvalidArgumentError("of another kind comes first");
   }
   const v1::JournalSegment& segment = in.segment();
   if (segment.format() > kJournalFormat) {
-    return absl::FailedPreconditionError(absl::StrCat("has format ", segment.format(), "; this daemon reads ",
-                                                      kJournalFormat, ": start the version that wrote it"));
+    return OfLaterVersion(file, absl::StrCat("has format ", segment.format(), "; this daemon reads ", kJournalFormat,
+                                             ": start the version that wrote it"));
   }
+  RETURN_IF_ERROR(CheckVersion(in, file));
   return SegmentHead{.run_id = segment.run_id(),
                      .spec_sha256 = segment.spec_sha256(),
                      .base = segment.base(),

@@ -57,8 +57,9 @@ struct SegmentHead {
 // The head as it lies in the stream, its length first; the body follows it.
 std::string HeadText(const JournalRecord& record);
 std::string HeadText(const SegmentHead& head);
-// Without the length. INVALID_ARGUMENT: it is none of these. FAILED_PRECONDITION: a later version wrote it.
-absl::StatusOr<JournalRecord> ParseRecord(const std::string& text);
-absl::StatusOr<SegmentHead> ParseSegmentHead(const std::string& text);
+// Without the length, of this file. INVALID_ARGUMENT: it is none of these. FAILED_PRECONDITION names the file: a later
+// version wrote it.
+absl::StatusOr<JournalRecord> ParseRecord(const std::string& text, const std::string& file);
+absl::StatusOr<SegmentHead> ParseSegmentHead(const std::string& text, const std::string& file);
 
 }  // namespace ballast

@@ -6,15 +6,18 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import ballast
+
 from checkpoint_folder import crc32c, header_of, seal, with_header_text
 from daemon import ROOT, Daemon
-from durable import ctl, files_in, runs_of
+from durable import RUN as DURABLE, ctl, files_in, runs_of, train, trained
 
 RUN = "golden"
 MODEL, OPTIMIZER = "model-00001-of-00001.safetensors", "optimizer-00001-of-00001.safetensors"
@@ -166,3 +169,39 @@ def test_a_link_is_no_checkpoint_and_another_name_is_told(run: Path, tmp_path: P
     aside.rename(run / "000000000099-step-9")
     said = ctl("verify", run)
     assert said.returncode == 1 and "has the name of step 9, and is of step 4" in said.stdout
+
+
+def in_spec(**later: str) -> Callable[[Files, Manifest], None]:
+    """Another spec, by its hash as well."""
+
+    def changed(files: Files, manifest: Manifest) -> None:
+        in_json("spec.json", lambda spec: spec.update(later))(files, manifest)
+        manifest.update(specSha256="0" * 64)
+
+    return changed
+
+
+LATER = {
+    "a field of the spec": in_spec(laterField="1"),
+    "a word of the spec": in_spec(commit="COMMIT_MODE_LATER"),
+    "a field of the run": in_json("run.json", lambda r: r["result"].update(laterField={"a": 1})),
+}
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_what_a_later_version_wrote_is_not_damaged_and_no_older_one_takes_its_place(name: str, tmp_path: Path) -> None:
+    storage = tmp_path / "storage"
+    storage.mkdir()
+    newest = trained(storage, 2, 4)[-1]
+    change(newest, LATER[name])
+    before = files_in(storage / "runs")
+    said = ctl("verify", newest)
+    assert said.returncode == 1 and "cannot be read" in said.stdout and "a later one wrote it" in said.stdout
+    with Daemon(storage=storage) as daemon:
+        assert runs_of(daemon.server) == []
+        with urllib.request.urlopen(daemon.metrics_url) as metrics:
+            assert f'{{reason="version",run_id="{DURABLE}"}} 1' in metrics.read().decode()
+        with pytest.raises(ballast.Rejected, match=f"{newest.name}.*a later one wrote it"):
+            train(daemon.server, 5)
+        daemon.drain()
+    assert files_in(storage / "runs") == before

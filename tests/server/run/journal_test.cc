@@ -2,13 +2,16 @@
 #include "server/storage/journal.h"
 
 #include <gmock/gmock.h>
+#include <google/protobuf/unknown_field_set.h>
 #include <gtest/gtest.h>
 
 #include <string>
 
 #include "absl/strings/str_cat.h"
 
+#include "ballast/v1/journal.pb.h"
 #include "kernels/matrix/product.h"
+#include "server/storage/journal_record.h"
 #include "tests/server/run/journaled_run.h"
 
 namespace ballast::testing {
@@ -200,6 +203,28 @@ TEST(JournalTest, NothingOfAnotherHistoryIsLeft) {
     EXPECT_EQ(Replay(&fs, base, 2)->survey.step, 2u);
     EXPECT_THAT(*ListJournal(&fs, kFolder), SizeIs(0));
   }
+}
+
+// Of a file that every daemon since the first can read, but for a field in its record.
+TEST(JournalVersionTest, AFieldThatIsNotKnownIsNotPassedOver) {
+  for (const bool in_update : {false, true}) {
+    v1::JournalRecord record;
+    record.mutable_update()->set_step(1);
+    google::protobuf::Message* changed = &record;
+    if (in_update) changed = record.mutable_update();
+    ASSERT_TRUE(ParseRecord(record.SerializeAsString(), "/a").ok());
+    changed->GetReflection()->MutableUnknownFields(changed)->AddVarint(99, 1);
+    const absl::Status refused = ParseRecord(record.SerializeAsString(), "/a").status();
+    EXPECT_TRUE(absl::IsFailedPrecondition(refused));
+    EXPECT_THAT(std::string(refused.message()),
+                HasSubstr(in_update ? "/a has the field update.99" : "/a has the field 99"));
+  }
+  v1::JournalRecord segment;
+  segment.mutable_segment()->set_format(1);
+  ASSERT_TRUE(ParseSegmentHead(segment.SerializeAsString(), "/a").ok());
+  google::protobuf::Message* const head = segment.mutable_segment();
+  head->GetReflection()->MutableUnknownFields(head)->AddVarint(99, 1);
+  EXPECT_TRUE(absl::IsFailedPrecondition(ParseSegmentHead(segment.SerializeAsString(), "/a").status()));
 }
 
 }  // namespace
