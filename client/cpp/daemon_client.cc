@@ -46,6 +46,14 @@ absl::Status ExplainSpec(const absl::Status& status, const v1::RunSpec& spec) {
       " bytes, more than the daemon's limits.spec_bytes; raise it there (", status.message(), ")"));
 }
 
+// A daemon that knows no averages passes them over: the plan that it made has no room for them.
+absl::Status CheckAverages(const v1::RunSpec& spec, const v1::RunPlan& made, const std::string& server) {
+  if (spec.averages().empty() || made.server().averages() > 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("the daemon at ", server, " is older than this client, and keeps no averages of weights for run '",
+                   spec.run_id(), "': update it, or do without them"));
+}
+
 bool Sharded(const Shards& shards) {
   return std::any_of(shards.begin(), shards.end(), [](const auto& shard) { return shard.has_value(); });
 }
@@ -126,6 +134,7 @@ absl::StatusOr<v1::CreateRunResponse> DaemonClient::CreateRun(const v1::RunSpec&
   auto created = CallAgain(*connection_, absl::StrCat("creating run '", spec.run_id(), "'"), connection_->trainer(),
                            &v1::TrainerService::Stub::CreateRun, request);
   if (!created.ok()) return ExplainSpec(created.status(), spec);
+  if (auto s = CheckAverages(spec, created->plan(), server()); !s.ok()) return s;
   Found(spec.run_id(), began);
   GoBy(spec.run_id(), created->spec_sha256());
   return created;
