@@ -8,10 +8,7 @@ FileWatcher::FileWatcher(std::vector<std::string> files, absl::Duration look_eve
     : files_(std::move(files)), look_every_(look_every), judged_(Look()), looked_(judged_) {}
 
 FileWatcher::~FileWatcher() {
-  {
-    absl::MutexLock lock(&mu_);
-    stop_ = true;
-  }
+  stop_.Raise();
   if (thread_.joinable()) thread_.join();
 }
 
@@ -28,11 +25,7 @@ FileWatcher::Stamps FileWatcher::Look() const {
 }
 
 void FileWatcher::Run() {
-  while (true) {
-    {
-      absl::MutexLock lock(&mu_);
-      if (mu_.AwaitWithTimeout(absl::Condition(&stop_), look_every_)) return;
-    }
+  while (!stop_.RaisedWithin(absl::ToDoubleSeconds(look_every_))) {
     LookAgain();
     if (on_look_ != nullptr) on_look_();
   }

@@ -8,10 +8,10 @@
 #include <thread>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "proto/tls/certificate_files.h"
+
+#include "server/base/stop_signal.h"
 
 namespace ballast {
 
@@ -40,8 +40,7 @@ class FileWatcher {
   const absl::Duration look_every_;
   Stamps judged_, looked_;  // of the files that were read last, and of the last look; the thread's
   std::function<void()> on_changed_, on_look_;
-  absl::Mutex mu_;
-  bool stop_ ABSL_GUARDED_BY(mu_) = false;
+  StopSignal stop_;
   std::thread thread_;
 };
 

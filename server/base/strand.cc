@@ -2,9 +2,8 @@
 
 #include <pthread.h>
 
+#include <chrono>
 #include <utility>
-
-#include "absl/time/time.h"
 
 #include "server/base/clock.h"
 #include "server/base/start_thread.h"
@@ -19,20 +18,22 @@ Strand::Strand(Options options) : options_(std::move(options)), thread_(StartThr
 Strand::~Strand() { Stop(); }
 
 void Strand::Post(Task task) {
-  {
-    absl::MutexLock lock(&mu_);
-    if (!stopped_) {
-      posted_.push_back(std::move(task));
-      return;
-    }
-  }
-  task();
+  if (!Take(&task)) task();
+}
+
+bool Strand::Take(Task* task) {
+  const std::lock_guard lock(mu_);
+  if (stopped_) return false;
+  posted_.push_back(std::move(*task));
+  if (posted_.size() == 1) ready_.notify_one();  // under the lock: then the task may end the strand
+  return true;
 }
 
 void Strand::Stop() {
   {
-    absl::MutexLock lock(&mu_);
+    const std::lock_guard lock(mu_);
     stopping_ = true;
+    ready_.notify_one();
   }
   if (thread_.joinable()) thread_.join();
 }
@@ -63,9 +64,9 @@ void Strand::Loop() {
   double next_tick_s = MonotonicSeconds() + options_.tick_s;
   while (true) {
     {
-      absl::MutexLock lock(&mu_);
-      const auto ready = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !posted_.empty() || stopping_; };
-      mu_.AwaitWithTimeout(absl::Condition(&ready), absl::Seconds(next_tick_s - MonotonicSeconds()));
+      std::unique_lock lock(mu_);
+      const auto ready = [this] { return !posted_.empty() || stopping_; };
+      ready_.wait_for(lock, std::chrono::duration<double>(next_tick_s - MonotonicSeconds()), ready);
       std::swap(batch, posted_);
       if (batch.empty() && stopping_) {
         stopped_ = true;

@@ -10,13 +10,13 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
-#include "absl/synchronization/mutex.h"
 
 namespace ballast {
 
@@ -44,14 +44,16 @@ class Strand {
   void Progress();
 
  private:
+  bool Take(Task* task);  // false: it has stopped
   void Loop();
   void RunAll(std::vector<Task>* batch);
 
   Options options_;
-  absl::Mutex mu_;
-  std::vector<Task> posted_ ABSL_GUARDED_BY(mu_);
-  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
-  bool stopped_ ABSL_GUARDED_BY(mu_) = false;
+  // The standard library's, whose waits go by the steady clock: see stop_signal.h.
+  std::mutex mu_;  // of the next three
+  std::condition_variable ready_;
+  std::vector<Task> posted_;
+  bool stopping_ = false, stopped_ = false;
   std::atomic<double> busy_since_s_ = 0;
   std::thread thread_;
 };

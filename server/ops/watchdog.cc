@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/time/time.h"
-
 #include "server/base/clock.h"
 
 namespace ballast {
@@ -12,21 +10,13 @@ namespace ballast {
 Watchdog::Watchdog(Options options) : options_(std::move(options)), thread_([this] { Run(); }) {}
 
 Watchdog::~Watchdog() {
-  {
-    absl::MutexLock lock(&mu_);
-    stop_ = true;
-  }
+  stop_.Raise();
   thread_.join();
-}
-
-bool Watchdog::StopsWithin(double seconds) {
-  absl::MutexLock lock(&mu_);
-  return mu_.AwaitWithTimeout(absl::Condition(&stop_), absl::Seconds(seconds));
 }
 
 void Watchdog::Run() {
   double silent_s = 0;
-  for (double looked_at_s = MonotonicSeconds(); !StopsWithin(options_.look_every_s);) {
+  for (double looked_at_s = MonotonicSeconds(); !stop_.RaisedWithin(options_.look_every_s);) {
     const absl::Status status = options_.live();
     const double now_s = MonotonicSeconds();
     // While the whole process was stopped nobody looked, so only one interval counts.

@@ -6,9 +6,9 @@
 #include <functional>
 #include <thread>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "absl/synchronization/mutex.h"
+
+#include "server/base/stop_signal.h"
 
 namespace ballast {
 
@@ -26,11 +26,9 @@ class Watchdog {
 
  private:
   void Run();
-  bool StopsWithin(double seconds);
 
   const Options options_;
-  absl::Mutex mu_;
-  bool stop_ ABSL_GUARDED_BY(mu_) = false;
+  StopSignal stop_;
   std::thread thread_;
 };
 

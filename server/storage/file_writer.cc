@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
 #include "proto/checkpoint/file_digest.h"
 
 #include "server/base/clock.h"
@@ -98,18 +97,18 @@ DiskBuffer::DiskBuffer() : data_(static_cast<std::byte*>(std::aligned_alloc(Outp
 void DiskBuffer::Free::operator()(std::byte* data) const { std::free(data); }
 
 bool RateLimit::Take(uint64_t bytes) {
-  absl::MutexLock lock(&mu_);
-  if (bytes_per_s_ == 0) return !stopped_;
+  if (bytes_per_s_ == 0) return !stopped_.RaisedWithin(0);
   const double now_s = MonotonicSeconds();
-  const double mine_s = std::max(now_s, free_at_s_);
-  free_at_s_ = mine_s + static_cast<double>(bytes) / static_cast<double>(bytes_per_s_);
-  return !mu_.AwaitWithTimeout(absl::Condition(&stopped_), absl::Seconds(mine_s - now_s));
+  double mine_s = now_s;
+  {
+    absl::MutexLock lock(&mu_);
+    mine_s = std::max(now_s, free_at_s_);
+    free_at_s_ = mine_s + static_cast<double>(bytes) / static_cast<double>(bytes_per_s_);
+  }
+  return !stopped_.RaisedWithin(mine_s - now_s);
 }
 
-void RateLimit::Stop() {
-  absl::MutexLock lock(&mu_);
-  stopped_ = true;
-}
+void RateLimit::Stop() { stopped_.Raise(); }
 
 absl::StatusOr<v1::CheckpointFile> WriteFile(Fs* fs, const std::string& folder, const FileContent& content,
                                              const DiskBuffer& buffer,

@@ -20,6 +20,7 @@
 #include "absl/types/span.h"
 
 #include "ballast/v1/checkpoint.pb.h"
+#include "server/base/stop_signal.h"
 #include "server/storage/fs.h"
 
 namespace ballast {
@@ -62,7 +63,7 @@ class RateLimit {
   const uint64_t bytes_per_s_;
   absl::Mutex mu_;
   double free_at_s_ ABSL_GUARDED_BY(mu_) = 0;  // MonotonicSeconds: when all that was taken has been written
-  bool stopped_ ABSL_GUARDED_BY(mu_) = false;
+  StopSignal stopped_;
 };
 
 // A new file in the folder. Its checksums, once it is synced. `leave` is asked before each block is written, on another
