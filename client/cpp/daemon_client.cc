@@ -128,7 +128,7 @@ absl::Status DaemonClient::Explain(const absl::Status& status, const std::string
 const std::string& DaemonClient::server() const { return connection_->server(); }
 
 absl::StatusOr<v1::CreateRunResponse> DaemonClient::CreateRun(const v1::RunSpec& spec) {
-  const absl::Time began = absl::Now();
+  const absl::Time began = BootNow();
   v1::CreateRunRequest request;
   *request.mutable_spec() = spec;
   auto created = CallAgain(*connection_, absl::StrCat("creating run '", spec.run_id(), "'"), connection_->trainer(),
@@ -243,7 +243,7 @@ absl::StatusOr<Attachment> DaemonClient::Attach(const AttachOptions& options) {
   if (stream_) {
     return absl::FailedPreconditionError("this client is attached already; one client holds one rank of one run");
   }
-  const absl::Time began = absl::Now();
+  const absl::Time began = BootNow();
   if (Sharded(options.shards)) {  // what is wrong with them is said before the rank is taken
     const auto run = GetRun(options.run_id);
     if (!run.ok()) return run.status();

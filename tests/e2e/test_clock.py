@@ -1,4 +1,5 @@
-"""The time of day is set back by an hour, and the daemon does all that is due in seconds: its waits go by another clock."""
+"""The time of day is set by an hour, and daemon and trainer do all that is due in seconds: their waits go by another
+clock."""
 
 import contextlib
 import socket
@@ -70,3 +71,22 @@ def test_a_grant_that_is_taken_back_is_noticed(tmp_path, clock):
         clock.set(-HOUR_S)
         access.write_text("grants: []\n")
         until("it was read again", lambda: has(daemon, "access_reload"))
+
+
+def test_a_trainer_waits_for_a_daemon_that_is_away(tmp_path, clock):
+    """Set forward, for a while that is over at once by the time of day."""
+    storage = tmp_path / "storage"
+    storage.mkdir()
+    with (
+        Daemon(tmp_path, "--storage.dir", str(storage)) as daemon,
+        Trainer(daemon.server, "away", variables=clock.environment) as trainer,
+    ):
+        assert trainer.step() == 1
+        assert daemon.ctl("checkpoint", "away").returncode == 0
+        daemon.process.kill()
+        assert "lost the daemon" in trainer.process.stderr.readline()
+        clock.set(HOUR_S)
+        daemon.restart()
+        trainer.process.stdin.write("\n")
+        trainer.process.stdin.flush()
+        assert "RunRewound" in trainer.process.stderr.read()

@@ -4,7 +4,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
 
 #include "client/cpp/transport/retry.h"
 
@@ -36,11 +35,11 @@ bool MayCome(const absl::Status& status) {
 
 absl::StatusOr<v1::GetRunResponse> LookUpRun(Connection& connection, const std::string& run_id, absl::Duration wait) {
   if (wait <= absl::ZeroDuration()) return AskForRun(connection, run_id);
-  const absl::Time until = absl::Now() + wait;
+  const absl::Time until = SteadyNow() + wait;
   for (bool told = false;; told = true) {
     const auto run = AskForWeights(connection, run_id);
     if (run.ok() || !MayCome(run.status())) return run;
-    const absl::Duration left = until - absl::Now();
+    const absl::Duration left = until - SteadyNow();
     if (left <= absl::ZeroDuration()) {
       return absl::Status(run.status().code(), absl::StrFormat("%s; nor did that change within %.4g s",
                                                                run.status().message(), absl::ToDoubleSeconds(wait)));

@@ -57,11 +57,11 @@ absl::Status PartsClient::AttachEach(const AttachOptions& options, Attachments* 
   std::vector<uint64_t> from_steps(parts());
   AttachOptions asks = options;
   asks.awaits_step = false;
-  for (const absl::Time give_up = absl::Now() + absl::Seconds(options.join_timeout_s);;) {
+  for (const absl::Time give_up = SteadyNow() + absl::Seconds(options.join_timeout_s);;) {
     absl::Status finishing;
     if (auto s = AttachMissing(asks, from_steps, attachments, &finishing); !s.ok()) return s;
     if (finishing.ok()) return absl::OkStatus();
-    if (absl::Now() > give_up) {
+    if (SteadyNow() > give_up) {
       return absl::UnavailableError(absl::StrCat(finishing.message(), "; it was not over within ",
                                                  options.join_timeout_s,
                                                  " s: see what its ranks wait for, or raise join_timeout_s"));
@@ -147,7 +147,7 @@ Attachment PartsClient::OnAttached(const std::vector<Attachment>& attachments) {
   step_.reset();
   tensor_names_.clear();
   for (const v1::TensorSpec& tensor : whole_.spec.tensors()) tensor_names_.push_back(tensor.name());
-  checkpoint_at_ = absl::Now();
+  checkpoint_at_ = SteadyNow();
   checkpoint_step_ = durable_step_ = 0;
   shared_checkpoint_ = SharedCheckpoint(parts());
   return Merge(attachments);
@@ -308,14 +308,14 @@ absl::Status PartsClient::NoCommonStep(const std::string& run_id, const std::vec
 }
 
 absl::Status PartsClient::AwaitAligned(const AttachOptions& options) {
-  const absl::Time give_up = absl::Now() + absl::Seconds(options.join_timeout_s);
+  const absl::Time give_up = SteadyNow() + absl::Seconds(options.join_timeout_s);
   for (;;) {
     const auto runs = AskRuns(options.run_id);
     if (!runs.ok()) return runs.status();
     std::set<uint64_t> steps;
     for (const v1::GetRunResponse& run : *runs) steps.insert(run.status().step());
     if (*steps.rbegin() - *steps.begin() <= 1) return absl::OkStatus();
-    if (absl::Now() > give_up) {
+    if (SteadyNow() > give_up) {
       return absl::UnavailableError(absl::StrCat(
           "the daemons of run '", options.run_id, "' are at steps ", absl::StrJoin(steps, ", "), ", and for ",
           options.join_timeout_s, " s nobody has taken it back to a step that all have: rank 0 does when it attaches"));

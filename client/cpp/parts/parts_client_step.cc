@@ -343,10 +343,10 @@ void PartsClient::Finish(Step* step, absl::StatusOr<StepResult> result,
 bool PartsClient::CheckpointIsDue() {
   const double every_s = whole_.spec.checkpoint().every_seconds();
   if (rank_ != 0 || every_s <= 0) return false;
-  const absl::Duration since = absl::Now() - checkpoint_at_;
+  const absl::Duration since = SteadyNow() - checkpoint_at_;
   const bool written = durable_step_ >= checkpoint_step_;
   if (since < absl::Seconds(every_s) * (written ? 1 : 2)) return false;
-  checkpoint_at_ = absl::Now();
+  checkpoint_at_ = SteadyNow();
   checkpoint_step_ = step();
   return true;
 }
@@ -354,13 +354,13 @@ bool PartsClient::CheckpointIsDue() {
 absl::StatusOr<bool> PartsClient::AwaitWeights(uint32_t tensor, double timeout_s) {
   const auto place = PlaceOf("AwaitWeights", tensor);
   if (!place.ok()) return place.status();
-  const absl::Time until = absl::Now() + absl::Seconds(timeout_s);
+  const absl::Time until = SteadyNow() + absl::Seconds(timeout_s);
   {
     absl::MutexLock lock(&mu_);
     if (!mu_.AwaitWithTimeout(absl::Condition(&ends_sent_), absl::Seconds(timeout_s))) return false;
     if (!status_.ok()) return status_;
   }
-  const double left_s = std::max(0.0, absl::ToDoubleSeconds(until - absl::Now()));
+  const double left_s = std::max(0.0, absl::ToDoubleSeconds(until - SteadyNow()));
   return daemons_[place->part]->AwaitWeights(place->index, left_s);
 }
 

@@ -109,7 +109,7 @@ absl::StatusOr<bool> RestartedSince(Connection& connection, absl::Time since) {
   const absl::Status answer = connection.Call(connection.admin(), &v1::AdminService::Stub::GetServer,
                                               v1::GetServerRequest(), &info, kServerTimeout);
   if (IsLost(answer)) return answer;
-  return answer.ok() && absl::Seconds(info.uptime_s()) < absl::Now() - since;
+  return answer.ok() && absl::Seconds(info.uptime_s()) < BootNow() - since;
 }
 
 absl::Status RunAfterRestart(Connection& connection, const std::string& run_id) {

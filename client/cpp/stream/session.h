@@ -29,7 +29,7 @@ absl::StatusOr<v1::AttachResponse> ResumeSession(Connection& connection, const A
                                                  const std::string& token, bool want_digests,
                                                  grpc::ClientContext* context);
 
-// Whether the daemon that answers now started after `since`. An error, as IsLost knows them: none does.
+// Whether the daemon that answers now started after `since`, of BootNow(). An error, as IsLost knows them: none does.
 absl::StatusOr<bool> RestartedSince(Connection& connection, absl::Time since);
 // What a trainer is told then: where the daemon has read the run back from its disk, that it was rewound
 // (proto/rewound.h); else NOT_FOUND, and what to do. Of a daemon that is gone again nothing can be told: as IsLost knows.

@@ -76,7 +76,7 @@ StepStream::StepStream(Connection& connection, AttachOptions options, TensorTabl
     : connection_(connection),
       options_(std::move(options)),
       tensors_(std::move(tensors)),
-      attached_at_(absl::Now()),
+      attached_at_(BootNow()),
       open_transport_(std::move(open_transport)),
       bound_(tensors_.size()) {}
 

@@ -94,7 +94,7 @@ class StepStream {
     bool as_served = false;
   };
   struct Call {
-    const absl::Time began = absl::Now();
+    const absl::Time began = SteadyNow();
     std::unique_ptr<Transport> transport;
   };
   // What is written without the lock: a request of the step, or several small ones; none: the stream's end.

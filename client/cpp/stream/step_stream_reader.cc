@@ -90,7 +90,7 @@ StepStream::End StepStream::Hang(Call& call, absl::Status refused) {
   bool left = false;
   {
     absl::MutexLock lock(&mu_);
-    if (opened_by_ != absl::InfiniteFuture()) retry_.away += absl::Now() - call.began;  // it never opened
+    if (opened_by_ != absl::InfiniteFuture()) retry_.away += SteadyNow() - call.began;  // it never opened
     open_ = false;
     opened_by_ = absl::InfiniteFuture();
     const auto idle = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return !writing_; };
@@ -176,7 +176,7 @@ absl::Status StepStream::OnOpened(const v1::Opened& opened) {
     drain_reason_.clear();
     if (!lost_at_) return absl::OkStatus();
     line = absl::StrFormat("connected to the daemon at %s again after %.1f s; ", connection_.server(),
-                           absl::ToDoubleSeconds(absl::Now() - *lost_at_));
+                           absl::ToDoubleSeconds(SteadyNow() - *lost_at_));
     if (step_ && closed_elsewhere_ > step_number_) {
       absl::StrAppend(&line, "steps ", step_number_, " to ", closed_elsewhere_, " closed meanwhile");
     } else {
@@ -298,20 +298,20 @@ absl::Status StepStream::OnMeasured(const v1::StepMeasured& measured) {
 
 bool StepStream::WaitToAsk(absl::Duration pause) {
   constexpr absl::Duration kGlance = absl::Milliseconds(20);  // at whether the client is closed
-  const absl::Time until = absl::Now() + pause;
+  const absl::Time until = SteadyNow() + pause;
   for (;;) {
     {
       absl::MutexLock lock(&mu_);
       if (leaving_) return false;
     }
-    const absl::Duration left = until - absl::Now();
+    const absl::Duration left = until - SteadyNow();
     if (left <= absl::ZeroDuration()) return true;
     connection_.WaitConnecting(std::min(left, kGlance));
   }
 }
 
 absl::StatusOr<v1::AttachResponse> StepStream::Resume(const absl::Status& why) {
-  const absl::Time began = absl::Now();
+  const absl::Time began = SteadyNow();
   const absl::Duration allowed = absl::Seconds(connection_.options().reconnect_timeout_s);
   bool announce = false;
   Retry retry;
@@ -328,7 +328,7 @@ absl::StatusOr<v1::AttachResponse> StepStream::Resume(const absl::Status& why) {
                                     connection_.options().reconnect_timeout_s));
   }
   for (;; ++retry.attempts) {
-    const absl::Duration away = retry.away + (absl::Now() - began);
+    const absl::Duration away = retry.away + (SteadyNow() - began);
     const absl::Duration pause = std::min(std::max(Backoff(retry.attempts), stated), allowed - away);
     if (!WaitToAsk(pause)) return absl::CancelledError("the client was closed");
     {
@@ -339,7 +339,7 @@ absl::StatusOr<v1::AttachResponse> StepStream::Resume(const absl::Status& why) {
     absl::StatusOr<v1::AttachResponse> grant = AskOnce(allowed - away - pause);
     if (grant.ok()) {
       absl::MutexLock lock(&mu_);
-      retry_ = {.attempts = retry.attempts + 1, .away = retry.away + (absl::Now() - began)};
+      retry_ = {.attempts = retry.attempts + 1, .away = retry.away + (SteadyNow() - began)};
       return grant;
     }
     if (absl::IsNotFound(grant.status())) {

@@ -165,17 +165,17 @@ bool Connection::Await(absl::Duration timeout) const {
 }
 
 void Connection::WaitConnecting(absl::Duration duration) const {
-  const absl::Time until = absl::Now() + duration;
-  for (auto state = channel_->GetState(/*try_to_connect=*/true); state != GRPC_CHANNEL_READY && absl::Now() < until;
+  const absl::Time until = SteadyNow() + duration;
+  for (auto state = channel_->GetState(/*try_to_connect=*/true); state != GRPC_CHANNEL_READY && SteadyNow() < until;
        state = channel_->GetState(true)) {
-    channel_->WaitForStateChange(state, absl::ToChronoTime(until));
+    channel_->WaitForStateChange(state, DeadlineAt(until));
   }
-  absl::SleepFor(until - absl::Now());
+  absl::SleepFor(until - SteadyNow());
 }
 
 bool Connection::Sleep(absl::Duration duration) const {
-  const absl::Time until = absl::Now() + duration;
-  for (absl::Duration left = duration;; left = until - absl::Now()) {
+  const absl::Time until = SteadyNow() + duration;
+  for (absl::Duration left = duration;; left = until - SteadyNow()) {
     if (Interrupted()) return false;
     if (left <= absl::ZeroDuration()) return true;
     WaitConnecting(std::min(left, kInterruptGlance));

@@ -19,6 +19,7 @@
 #include "ballast/v1/trainer.grpc.pb.h"
 #include "client/cpp/client.h"
 #include "client/cpp/transport/fork_watch.h"
+#include "client/cpp/transport/steady.h"
 #include "client/cpp/transport/token.h"
 
 namespace ballast {
@@ -74,13 +75,13 @@ class Connection {
   absl::Status Call(Stub& stub, grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
                     const Request& request, Response* response, absl::Duration timeout = kCallTimeout) {
     if (auto s = CheckText(request); !s.ok()) return s;
-    for (const absl::Time give_up = absl::Now() + timeout;;) {
+    for (const absl::Time give_up = SteadyNow() + timeout;;) {
       grpc::ClientContext context;
-      context.set_deadline(absl::ToChronoTime(give_up));
+      context.set_deadline(DeadlineAt(give_up));
       absl::Status status = FromGrpc((stub.*method)(&context, request, response), context);
       const auto retry_after = RetryAfter(status);
       const bool busy = absl::IsResourceExhausted(status) && retry_after;
-      if (!busy || absl::Now() + *retry_after > give_up) return status;
+      if (!busy || SteadyNow() + *retry_after > give_up) return status;
       absl::SleepFor(*retry_after);
     }
   }

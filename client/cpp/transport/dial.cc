@@ -98,7 +98,7 @@ Dial::~Dial() {
 
 bool Dial::Await(short events) const {
   pollfd waited{.fd = fd_, .events = events, .revents = 0};
-  const int64_t left_ms = absl::ToInt64Milliseconds(give_up_ - absl::Now());
+  const int64_t left_ms = absl::ToInt64Milliseconds(give_up_ - SteadyNow());
   return left_ms > 0 && poll(&waited, 1, static_cast<int>(left_ms)) == 1;
 }
 

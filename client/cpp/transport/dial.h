@@ -8,9 +8,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "proto/tls/openssl.h"
+
+#include "client/cpp/transport/steady.h"
 
 namespace ballast {
 
@@ -42,7 +43,7 @@ class Dial {
 
  private:
   Dial(int fd, double timeout_s) : fd_(fd), timeout_s_(timeout_s) {}
-  void BeginCall() { give_up_ = absl::Now() + absl::Seconds(timeout_s_); }
+  void BeginCall() { give_up_ = SteadyNow() + absl::Seconds(timeout_s_); }
   bool Await(short events) const;
   // Waits for what OpenSSL wants after this result. False: it wants nothing more, or it did not come in time.
   bool AwaitSsl(int result);

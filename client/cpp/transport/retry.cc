@@ -41,7 +41,7 @@ void Retry::Progress() {
 }
 
 bool Retry::WaitForConnection(const absl::Status& failure) {
-  const absl::Time now = absl::Now();
+  const absl::Time now = SteadyNow();
   const bool first = !lost_at_;
   if (first) lost_at_ = now;
   const absl::Duration left = *lost_at_ + allowed_ - now;
@@ -57,7 +57,7 @@ bool Retry::WaitForConnection(const absl::Status& failure) {
 }
 
 bool Retry::WaitAsTold(const absl::Status& failure, absl::Duration stated) {
-  const absl::Time now = absl::Now();
+  const absl::Time now = SteadyNow();
   if (!busy_at_) busy_at_ = now;
   if (now + stated > PatienceEnds(failure)) return false;
   if (!std::exchange(told_, true)) {

@@ -15,7 +15,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 
 #include "client/cpp/transport/connection.h"
@@ -60,7 +59,7 @@ class Retry {
   const std::string what_;
   const absl::Duration allowed_;  // without a connection
   const Waits waits_;
-  const absl::Time began_ = absl::Now();
+  const absl::Time began_ = SteadyNow();
   int attempts_ = 0;
   std::optional<absl::Time> lost_at_;  // since the last progress
   std::optional<absl::Time> busy_at_;  // likewise: when the daemon began to say so
