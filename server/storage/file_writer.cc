@@ -1,7 +1,8 @@
 #include "server/storage/file_writer.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <future>
 #include <new>
@@ -89,12 +90,14 @@ class BlockWriter {
 
 }  // namespace
 
-DiskBuffer::DiskBuffer() : data_(static_cast<std::byte*>(std::aligned_alloc(OutputFile::kDirect, kBytes))) {
-  if (data_ == nullptr) throw std::bad_alloc();
+DiskBuffer::DiskBuffer() {
+  void* const data = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED) throw std::bad_alloc();
+  data_.reset(static_cast<std::byte*>(data));
   std::memset(data_.get(), 0, kBytes);  // it is really there
 }
 
-void DiskBuffer::Free::operator()(std::byte* data) const { std::free(data); }
+void DiskBuffer::Free::operator()(std::byte* data) const { munmap(data, kBytes); }
 
 bool RateLimit::Take(uint64_t bytes) {
   if (bytes_per_s_ == 0) return !stopped_.RaisedWithin(0);

@@ -36,7 +36,8 @@ struct FileContent {
   }
 };
 
-// Memory that files are read and written by. A movable owner.
+// Memory that files are read and written by, the kernel's own: malloc would keep it for one thread's later use (main.cc), and a
+// run's journal has four. A movable owner.
 class DiskBuffer {
  public:
   static constexpr uint64_t kBytes = uint64_t{4} << 20;

@@ -245,6 +245,19 @@ def test_a_deleted_run_leaves_no_journal(folder: Path) -> None:
         assert not (folder / "runs" / RUN).exists()
 
 
+def test_runs_that_are_deleted_leave_the_memory_of_their_journals(folder: Path) -> None:
+    """16 MiB each (proto/CHECKPOINTS.md), one run after the other."""
+    resident = []
+    with Daemon(storage=folder) as daemon:
+        for number in range(20):
+            with training(daemon, run=f"r{number}", **SYNC) as made:
+                steps(*made, 2)
+            ballast.delete_run(f"r{number}", server=daemon.server)
+            status = Path(f"/proc/{daemon.pid}/status").read_text()
+            resident += [int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")]
+    assert resident[-1] - resident[1] < 64 << 10, resident
+
+
 def test_wrong_options_are_refused() -> None:
     parameters = [torch.nn.Parameter(torch.zeros(4))]
     for options, message in (
