@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -72,11 +72,17 @@ class FakeFollow:
 
     def whole(self, weights: Mapping[str, Tensor], step: int, generation: int = 1) -> None:
         """The next version comes whole, with these weights."""
-        self._version(weights, self._names, (step, generation), None)
+        self._say(self._version(weights, self._names, (step, generation), None))
+
+    def begin_whole(self, weights: Mapping[str, Tensor], step: int) -> Callable[[], None]:
+        """Likewise, but for its end, which comes when what is returned is called."""
+        *parts, end = self._version(weights, self._names, (step, 1), None)
+        self._say(parts)
+        return lambda: self._say([end])
 
     def changed(self, weights: Mapping[str, Tensor], names: list[str], step: int, base: int) -> None:
         """The next version is another one with other weights in the tensors of these names."""
-        self._version(weights, names, (step, 1), base)
+        self._say(self._version(weights, names, (step, 1), base))
 
     def end(self, code: grpc.StatusCode, text: str) -> None:
         """The call that is open, or the next one, ends so."""
@@ -92,7 +98,13 @@ class FakeFollow:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _version(self, weights: Mapping[str, Tensor], names: list[str], id: tuple[int, int], base: int | None) -> None:
+    def _say(self, parts: list[Any]) -> None:
+        for part in parts:
+            self._said.put(part)
+
+    def _version(
+        self, weights: Mapping[str, Tensor], names: list[str], id: tuple[int, int], base: int | None
+    ) -> list[Any]:
         part = self._message("VersionPart")
         parts = [chunk for name in names for chunk in self._chunks(name, weights[name])]
         begin, end = part(), part()
@@ -104,8 +116,7 @@ class FakeFollow:
         begin.begin.closed_unix_s = time.time()
         end.end.changed = sum(weights[name].numel() for name in names)
         end.end.elements = sum(tensor.numel() for tensor in weights.values())
-        for one in (begin, *parts, end):
-            self._said.put(one)
+        return [begin, *parts, end]
 
     def _chunks(self, name: str, tensor: Tensor) -> list[Any]:
         data, width = _bytes(tensor), tensor.element_size()

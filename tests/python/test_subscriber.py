@@ -51,6 +51,22 @@ def test_versions_come_one_after_another(fake: FakeFollow) -> None:
     assert fake.requests[0].every == 3
 
 
+def test_a_version_that_came_whole_is_not_read_as_the_one_before(fake: FakeFollow) -> None:
+    fake.whole(weights_at(1), 1)
+    with ballast.Subscriber(fake.server, "r") as reader:
+        first = next(reader)
+        end = fake.begin_whole(weights_at(2), 2)
+        assert reader.await_next(LONG_S)
+        assert reader.next(0) is None  # it begins to come
+        end()
+        assert reader.await_next(LONG_S)  # and is here, which next() has not told
+        assert not reader.readable
+        with pytest.raises(ballast.Rejected, match="no version of run 'r' is here"):
+            first.tensors["head.weight"]
+        second = next(reader)
+        assert torch.equal(second.tensors["head.weight"], weights_at(2)["head.weight"])
+
+
 def test_patches_are_what_has_changed(fake: FakeFollow) -> None:
     fake.whole(weights_at(1), 1)
     changed = weights_at(1)["head.weight"].clone()

@@ -82,7 +82,7 @@ bool VersionExchange::Await(absl::Duration timeout) {
 
 bool VersionExchange::readable() const {
   absl::MutexLock lock(&mu_);
-  return !receivers_;
+  return !receivers_ && !version_;
 }
 
 HeldSubscriber::Standing VersionExchange::standing() const {

@@ -43,7 +43,7 @@ class VersionExchange {
   // --- the caller: as Subscriber's ---
   absl::StatusOr<std::optional<FollowedVersion>> Next(absl::Duration timeout);
   bool Await(absl::Duration timeout);
-  // Whether the weights are the caller's.
+  // Whether the weights are the caller's, and of the version that Next returned last.
   bool readable() const;
 
   // --- anyone ---

@@ -62,6 +62,19 @@ TEST_F(VersionExchangeTest, WhatADeclinedCallBringsLaterIsNotOffered) {
   EXPECT_FALSE(exchange_.readable());
 }
 
+// The caller has not heard of it yet, and would take it for the version before.
+TEST_F(VersionExchangeTest, AVersionThatCameWholeIsReadOnceNextHasReturnedIt) {
+  exchange_.Begin();
+  std::thread receiver([&] { EXPECT_TRUE(exchange_.TakeWeights(/*all_here=*/false, ExchangedId(2))); });
+  AwaitOffer();
+  EXPECT_FALSE((*exchange_.Next(absl::ZeroDuration())).has_value());
+  receiver.join();
+  exchange_.Publish({.step = 2}, ExchangedId(2));
+  EXPECT_FALSE(exchange_.readable());
+  EXPECT_EQ((*exchange_.Next(absl::ZeroDuration()))->step, 2u);
+  EXPECT_TRUE(exchange_.readable());
+}
+
 // Weights of no version are the receiver's already.
 TEST_F(VersionExchangeTest, SoItIsWhereTheWeightsAreOfNoVersion) {
   std::thread receiver([&] { EXPECT_TRUE(exchange_.TakeWeights(/*all_here=*/false, ExchangedId(2))); });
