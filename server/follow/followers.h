@@ -109,6 +109,8 @@ class Followers {
   bool names_versions() const { return environment_.series == WeightSeries(); }
   bool awaited() const { return readers_.reading() > 0 || !awaited_tags_.empty(); }
   void BeginAlone(FollowOrder order, std::shared_ptr<VersionSink> sink);
+  // To the reader with this sink, what the choice names on the disk.
+  void SendStored(const VersionSink* sink, const VersionChoice& choice, const TagKeeper::Entry& entry);
   absl::Status GoneError(const VersionChoice& choice) const;
   // The version that is being made, and the names that wait for it, come to nothing.
   void EndMaking(const absl::Status& why);

@@ -29,11 +29,21 @@ void Followers::BeginAlone(FollowOrder order, std::shared_ptr<VersionSink> sink)
   if (job == nullptr) return;
   if (is_newest) return job->SendAlone(newest);
   if (entry->version != nullptr) return job->SendAlone(entry->version);
-  tags_->Open(*entry, [this, key](absl::StatusOr<std::shared_ptr<StoredVersion>> stored) {
-    FollowJob* const reader = readers_.Find(key);
-    if (reader == nullptr || reader->stopped()) return;
-    stored.ok() ? reader->SendAlone(*std::move(stored)) : reader->Stop(stored.status());
-  });
+  SendStored(key, choice, *entry);
+}
+
+void Followers::SendStored(const VersionSink* sink, const VersionChoice& choice, const TagKeeper::Entry& entry) {
+  tags_->Open(entry,
+              [this, sink, choice, number = entry.number](absl::StatusOr<std::shared_ptr<StoredVersion>> stored) {
+                FollowJob* const reader = readers_.Find(sink);
+                if (reader == nullptr || reader->stopped()) return;
+                if (stored.ok()) return reader->SendAlone(*std::move(stored));
+                // The name may have been given to another version, or taken away, before its file was opened.
+                const TagKeeper::Entry* const now = tags_->Find(choice);
+                if (now == nullptr) return reader->Stop(GoneError(choice));
+                if (now->number != number) return SendStored(sink, choice, *now);
+                reader->Stop(stored.status());
+              });
 }
 
 void Followers::Tag(TagOrder order, TagKeeper::Done done) {

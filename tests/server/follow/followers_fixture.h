@@ -68,9 +68,16 @@ class FollowersTest : public StoreTest {
   // `weights`: what the reader has. It takes no message but the first where it is held.
   std::shared_ptr<VersionReader> Follow(FollowOrder order = {}, std::optional<ServedWeights> weights = {},
                                         bool held = false) {
+    const auto reader = MakeReader(order, std::move(weights), held);
+    OnStrand([&] { followers_->Begin(std::move(order), reader); });
+    return reader;
+  }
+  // One of the order that is begun with it.
+  std::shared_ptr<VersionReader> MakeReader(const FollowOrder& order, std::optional<ServedWeights> weights = {},
+                                            bool held = false) {
     if (!weights) weights = VersionReader::Blank(spec_);
     auto place = std::make_shared<VersionReader*>(nullptr);
-    const auto reader = std::make_shared<VersionReader>(&spec_, *weights, order.have, [this, place] {
+    auto reader = std::make_shared<VersionReader>(&spec_, *weights, order.have, [this, place] {
       strand_.Post([this, place] {
         if (followers_ != nullptr) followers_->OnSent(*place);
       });
@@ -78,7 +85,6 @@ class FollowersTest : public StoreTest {
     *place = reader.get();
     reader->held = held;
     readers_.push_back(reader);
-    OnStrand([&] { followers_->Begin(std::move(order), reader); });
     return reader;
   }
   // As a closed step does, and the idle time after it.

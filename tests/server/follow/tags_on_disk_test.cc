@@ -145,6 +145,38 @@ TEST_F(TagsOnDiskTest, WhatAnErrorOrAFullDiskLeavesIsAllAsBefore) {
   }
 }
 
+// The disk has done neither when the strand hears of both.
+TEST_F(TagsOnDiskTest, WhoReadsANameWhileItIsGivenToAnotherVersionGetsThatOne) {
+  MakeRoot(&fs_);
+  MakeOn(&fs_, "bf16");
+  ASSERT_TRUE(TagNow("a", 1).ok());
+  ChangeAll(9);
+  ASSERT_TRUE(TagNow("b", 2).ok());
+  const auto reader = MakeReader({.version = Named("a")});
+  OnStrand([&] {
+    followers_->Tag({.order = {.name = "a", .replace = true}, .version = Named("b")},
+                    [](const absl::StatusOr<TagKeeper::Tagged>& answer) { EXPECT_TRUE(answer.ok()); });
+    followers_->Begin({.version = Named("a")}, reader);
+  });
+  ASSERT_TRUE(reader->AwaitEnd());
+  ASSERT_TRUE(reader->ended()->ok()) << *reader->ended();
+  EXPECT_EQ(reader->weights(), Look());
+}
+
+TEST_F(TagsOnDiskTest, WhoReadsANameWhileItIsTakenAwayIsToldSo) {
+  MakeRoot(&fs_);
+  MakeOn(&fs_, "bf16");
+  ASSERT_TRUE(TagNow("a", 1).ok());
+  const auto reader = MakeReader({.version = Named("a")});
+  OnStrand([&] {
+    followers_->Untag("a", [](const absl::Status& s) { EXPECT_TRUE(s.ok()); });
+    followers_->Begin({.version = Named("a")}, reader);
+  });
+  ASSERT_TRUE(reader->AwaitEnd());
+  EXPECT_EQ(reader->ended()->code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(reader->ended()->message()), HasSubstr("run 'r1' has no version of the name 'a'"));
+}
+
 TEST_F(TagsOnDiskTest, NothingDamagedIsGivenOut) {
   MakeRoot(&fs_);
   MakeOn(&fs_, "int8-row");
