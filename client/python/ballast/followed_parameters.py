@@ -43,24 +43,31 @@ class FollowedParameters:
 
     def __init__(self, run: str, tensors: Sequence[tuple[str, str, tuple[int, ...]]], module: nn.Module, names: Any):
         self.names = [name for name, _, _ in tensors]
+        self._tensors = tensors
         of_module = dict(module.named_parameters(remove_duplicate=False))
         self._parameters = _matched(run, self.names, of_module, names)
         _check_fit(run, tensors, self._parameters)
-        followed = {id(parameter) for parameter in self._parameters.values()}
-        self.unfollowed = [name for name, p in module.named_parameters() if id(p) not in followed]
+        self._ids = {id(parameter) for parameter in self._parameters.values()}
+        self.unfollowed = [name for name, p in module.named_parameters() if id(p) not in self._ids]
+        self._left: dict[int, tuple[int, int]] = {}  # by tensor: its mark when write() had written it
         self._staging = Staging()
 
     def __len__(self) -> int:
         return len(self._parameters)
 
+    def are_of(self, module: nn.Module) -> bool:
+        """Whether the module has all of them still, and they fit."""
+        its_own = {id(parameter) for parameter in module.parameters()}
+        return self._ids <= its_own and not any(
+            _why_unfit(parameter, *self._tensors[i][1:]) for i, parameter in self._parameters.items()
+        )
+
     def write(self, subscriber: _core.Subscriber, tensors: Iterable[int]) -> None:
-        """Puts the subscriber's weights of these tensors into their parameters; those on a GPU get them in the order of its
-        current stream."""
+        """Puts the subscriber's weights of these tensors into their parameters, and of those that others have written to since;
+        those on a GPU get them in the order of its current stream."""
         places = []
-        for i in tensors:
-            parameter = self._parameters.get(i)
-            if parameter is None:
-                continue
+        for i in sorted({*tensors, *self._overwritten()} & self._parameters.keys()):
+            parameter = self._parameters[i]
             weights = parameter.detach()
             if weights.device.type == "cpu" and weights.is_contiguous():
                 places.append((i, weights.data_ptr(), weights.nbytes))
@@ -68,8 +75,17 @@ class FollowedParameters:
                 self._staging.write(subscriber, i, weights)
             if not parameter.is_inference():
                 torch.autograd.graph.increment_version(parameter)
+            self._left[i] = _mark(parameter)
         if places:
             subscriber.read(places)
+
+    def _overwritten(self) -> list[int]:
+        return [i for i, parameter in self._parameters.items() if self._left.get(i) != _mark(parameter)]
+
+
+def _mark(parameter: Tensor) -> tuple[int, int]:
+    """Where its weights are, and how often torch has changed them; it does not count that of inference tensors."""
+    return parameter.data_ptr(), 0 if parameter.is_inference() else parameter._version
 
 
 class Staging:

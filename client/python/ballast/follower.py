@@ -51,7 +51,8 @@ def follow(
 
     A thread receives; the module gets the newest version when its forward begins, or in update() and wait(), and never while
     a forward is under way, in whatever thread. `model` is the module that is called. Its buffers, and parameters that the
-    trainer does not train, stay as they are.
+    trainer does not train, stay as they are. What others write to the parameters, or put in their place, is there until the next
+    version.
 
     every: no version nearer to the last one than so many steps. on_version: called with each version that has come into the
     module, by the thread that put it there.
@@ -241,7 +242,8 @@ class Follower(Uncopyable):
         self._tell(version)
 
     def _write(self, subscriber: Subscriber, version: Version, changed: set[str]) -> None:
-        if subscriber.specs is not self._specs:  # the run was amended
+        if subscriber.specs is not self._specs or not self._parameters.are_of(self._module):
+            # The run was amended, or the module converted, or has other parameters.
             self._parameters = FollowedParameters(self.run, subscriber.specs, self._module, self._names)
             self._specs = subscriber.specs
         subscriber.write(self._parameters, changed)

@@ -1,0 +1,96 @@
+"""Modules that follow a run, and are converted, copied, written to or forked meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ballast
+from fake_follow import FakeFollow
+from followed_net import Net, weights_at
+
+LONG_S = 60.0
+INPUT = torch.ones(3)
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Iterator[FakeFollow]:
+    with FakeFollow(tmp_path, weights_at(0)) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def net() -> Net:
+    return Net()
+
+
+def follow(fake: FakeFollow, module: nn.Module) -> ballast.Follower:
+    """With the weights of step 1."""
+    follower = ballast.follow(module, server=fake.server, run="r")
+    fake.whole(weights_at(1), 1)
+    assert follower.wait(timeout=LONG_S)
+    return follower
+
+
+def one_changes(fake: FakeFollow) -> dict[str, Tensor]:
+    """In step 2; the weights then."""
+    weights = weights_at(1) | {"head.weight": weights_at(2)["head.weight"]}
+    fake.changed(weights, ["head.weight"], 2, base=1)
+    return weights
+
+
+def assert_has(module: nn.Module, weights: dict[str, Tensor]) -> None:
+    for name, tensor in weights.items():
+        assert torch.equal(module.get_parameter(name), tensor), name
+
+
+def load(net: Net) -> None:
+    net.load_state_dict({name: torch.zeros_like(tensor) for name, tensor in net.state_dict().items()})
+
+
+def load_others(net: Net) -> None:
+    net.load_state_dict({name: torch.zeros_like(tensor) for name, tensor in net.state_dict().items()}, assign=True)
+
+
+def put_another(net: Net) -> None:
+    net.inner.weight = net.tied.weight = nn.Parameter(torch.zeros_like(net.inner.weight))
+
+
+def move(net: Net) -> None:
+    net.inner.bias.data = torch.zeros_like(net.inner.bias)
+
+
+@pytest.mark.parametrize("write", [load, load_others, put_another, move])
+def test_what_others_have_written_goes_with_the_next_version(
+    fake: FakeFollow, net: Net, write: Callable[[Net], None]
+) -> None:
+    with follow(fake, net) as follower:
+        write(net)
+        if write is load_others:
+            net.tied.weight = net.inner.weight
+        weights = one_changes(fake)
+        assert follower.wait(step=2, timeout=LONG_S)
+        assert_has(net, weights)
+
+
+def test_a_module_that_was_converted_is_refused_until_it_fits(tmp_path: Path, net: Net) -> None:
+    halves = {name: tensor.bfloat16() for name, tensor in weights_at(1).items()}
+    net.bfloat16()
+    with FakeFollow(tmp_path, halves) as fake, ballast.follow(net, server=fake.server, run="r") as follower:
+        fake.whole(halves, 1)
+        assert follower.wait(timeout=LONG_S)
+        net.half()
+        fake.changed(halves, ["head.weight"], 2, base=1)
+        for _ in range(2):
+            with pytest.raises(ballast.Rejected, match="'inner.weight' is torch.float16 here and torch.bfloat16 in"):
+                follower.wait(step=2, timeout=LONG_S)
+        with pytest.raises(ballast.Rejected, match="convert the module"):
+            net(INPUT.half())
+        net.bfloat16()
+        net(INPUT.bfloat16())
+        assert follower.step == 2
+        assert_has(net, halves)
