@@ -94,3 +94,15 @@ def test_a_module_that_was_converted_is_refused_until_it_fits(tmp_path: Path, ne
         net(INPUT.bfloat16())
         assert follower.step == 2
         assert_has(net, halves)
+
+
+def test_a_module_follows_once(fake: FakeFollow, net: Net) -> None:
+    holder = nn.ModuleDict({"net": net})
+    with follow(fake, net):
+        for module, names in ((net, None), (holder, lambda name: f"net.{name}")):
+            with pytest.raises(
+                ballast.Rejected, match="'inner.weight'.* follow run 'r' already: close.. that follower"
+            ):
+                ballast.follow(module, server=fake.server, run="r", names=names)
+        ballast.follow(Net(), server=fake.server, run="r").close()
+    ballast.follow(net, server=fake.server, run="r").close()

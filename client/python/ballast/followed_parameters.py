@@ -55,6 +55,10 @@ class FollowedParameters:
     def __len__(self) -> int:
         return len(self._parameters)
 
+    def shared_with(self, other: FollowedParameters) -> list[str]:
+        """Names of the tensors whose parameters are followed there, too."""
+        return [self.names[i] for i, parameter in self._parameters.items() if id(parameter) in other._ids]
+
     def are_of(self, module: nn.Module) -> bool:
         """Whether the module has all of them still, and they fit."""
         its_own = {id(parameter) for parameter in module.parameters()}

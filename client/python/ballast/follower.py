@@ -15,11 +15,12 @@ import torch
 from torch import nn
 
 from ballast.errors import Rejected
-from ballast.followed_parameters import FollowedParameters, Names
+from ballast.followed_parameters import FollowedParameters, Names, listed
 from ballast.subscriber import Subscriber, Version
 from ballast.tls import Tls
 from ballast.uncopyable import Uncopyable
 from ballast.version_feed import VersionFeed, deadline_of, left_until
+from ballast.weak_registry import WeakRegistry
 from ballast.weights_gate import WeightsGate
 
 
@@ -108,6 +109,7 @@ class Follower(Uncopyable):
         self._on_version = on_version
         self._specs = subscriber.specs
         self._parameters = FollowedParameters(self.run, self._specs, module, names)
+        _check_followed_once(self)
         self._version: Version | None = None
         self._gate = WeightsGate()
         self._calls = threading.local()
@@ -201,6 +203,7 @@ class Follower(Uncopyable):
 
     def close(self) -> None:
         """Ends the connection; the module keeps its weights. Later nothing."""
+        _open.discard(self)
         for hook in self._hooks:
             hook.remove()
         self._closing()
@@ -253,6 +256,22 @@ class Follower(Uncopyable):
         if version is not None and self._on_version is not None:
             self._on_version(version)
         return version is not None
+
+
+_open: WeakRegistry[Follower] = WeakRegistry()
+_opening = threading.Lock()
+
+
+def _check_followed_once(follower: Follower) -> None:
+    """Else each would put its own version's weights over those of the other's. Until close() the next one is checked against it."""
+    with _opening:
+        for other in _open:
+            if both := follower._parameters.shared_with(other._parameters):
+                raise Rejected(
+                    f"the module's parameters of {listed(both)} follow run '{other.run}' already: close() that follower first",
+                    "FAILED_PRECONDITION",
+                )
+        _open.add(follower)
 
 
 def _await_copies(module: nn.Module) -> None:
