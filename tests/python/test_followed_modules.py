@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -106,3 +108,20 @@ def test_a_module_follows_once(fake: FakeFollow, net: Net) -> None:
                 ballast.follow(module, server=fake.server, run="r", names=names)
         ballast.follow(Net(), server=fake.server, run="r").close()
     ballast.follow(net, server=fake.server, run="r").close()
+
+
+def test_copies_keep_the_weights_that_they_have(fake: FakeFollow, net: Net) -> None:
+    with follow(fake, net) as follower:
+        copies = copy.deepcopy(net), pickle.loads(pickle.dumps(net))
+        weights = one_changes(fake)
+        seen = follower.version
+        while follower.lag == 0:
+            assert follower._feed.wait(seen, LONG_S)
+        for one in copies:
+            one(INPUT)
+            assert follower.step == 1
+            assert_has(one, weights_at(1))
+        net(INPUT)
+        assert_has(net, weights)
+    for one in copies:
+        one(INPUT)

@@ -53,7 +53,7 @@ def follow(
     A thread receives; the module gets the newest version when its forward begins, or in update() and wait(), and never while
     a forward is under way, in whatever thread. `model` is the module that is called. Its buffers, and parameters that the
     trainer does not train, stay as they are. What others write to the parameters, or put in their place, is there until the next
-    version.
+    version. A copy of the module follows nothing.
 
     every: no version nearer to the last one than so many steps. on_version: called with each version that has come into the
     module, by the thread that put it there.
@@ -115,8 +115,8 @@ class Follower(Uncopyable):
         self._calls = threading.local()
         untraced: Any = torch.compiler.disable  # torch declares no types for it
         self._hooks = [
-            module.register_forward_pre_hook(untraced(self._before), prepend=True),
-            module.register_forward_hook(untraced(self._after), always_call=True),
+            module.register_forward_pre_hook(_Hook(untraced(self._before)), prepend=True),
+            module.register_forward_hook(_Hook(untraced(self._after)), always_call=True),
         ]
         self._feed = VersionFeed(subscriber)
         self._closing = weakref.finalize(self, self._feed.close)
@@ -272,6 +272,24 @@ def _check_followed_once(follower: Follower) -> None:
                     "FAILED_PRECONDITION",
                 )
         _open.add(follower)
+
+
+class _Hook:
+    """Around the forwards of a followed module. Copies of the module, and what is unpickled of it, have _NoHook there."""
+
+    def __init__(self, call: Callable[..., None]):
+        self._call = call
+
+    def __call__(self, *call: Any) -> None:
+        self._call(*call)
+
+    def __reduce__(self) -> tuple[type[_NoHook], tuple[()]]:
+        return _NoHook, ()
+
+
+class _NoHook:
+    def __call__(self, *call: Any) -> None:
+        pass
 
 
 def _await_copies(module: nn.Module) -> None:
