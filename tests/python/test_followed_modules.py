@@ -6,6 +6,7 @@ import copy
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -125,3 +126,12 @@ def test_copies_keep_the_weights_that_they_have(fake: FakeFollow, net: Net) -> N
         assert_has(net, weights)
     for one in copies:
         one(INPUT)
+
+
+def test_a_fork_is_told_that_no_versions_come_there(program: Callable[..., Any]) -> None:
+    trainer = program("followed_forks")
+    for name in ("forward", "wait"):
+        assert trainer.hear().startswith(f"{name}: this process is a fork of the one that follows run 'test-")
+        assert trainer.hear() == f"{name}: 0"
+    assert [trainer.hear() for _ in range(3)] == ["close: module is called", "close: 0", "follows: True"]
+    assert trainer.end() == 0

@@ -110,6 +110,34 @@ def forks(server: str, run: str) -> None:
     say(f"step {optimizer.last_result.step} {optimizer.last_result.outcome}")
 
 
+def followed_forks(server: str, run: str) -> None:
+    """Forks children that use a module which follows a run here, then goes on with it. A child that waits without end is
+    killed."""
+    trained, module = layered(seed=1), layered(seed=2)
+    input = torch.ones(2, 8)
+    optimizer = ballast.AdamW(trained.named_parameters(), server=server, run=run, follow=True)
+    trained(input).sum().backward()
+    optimizer.step()
+    follower = ballast.follow(module, server=server, run=run)
+    follower.wait()
+    uses = {"forward": lambda: module(input), "wait": lambda: follower.wait(step=2), "close": follower.close}
+    for name, use in uses.items():
+        if os.fork() == 0:
+            signal.alarm(60)
+            try:
+                use()
+                module(input)
+                say(f"{name}: module is called")
+            except ballast.Rejected as error:
+                say(f"{name}: {error}")
+            sys.exit(0)
+        say(f"{name}: {os.waitstatus_to_exitcode(os.wait()[1])}")
+    trained(input).sum().backward()
+    optimizer.step()
+    follower.wait(step=2)
+    say(f"follows: {all(torch.equal(p, q) for p, q in zip(trained.parameters(), module.parameters()))}")
+
+
 def forks_that_connect(server: str, run: str) -> None:
     """Forks children that train in runs of their own: one while this process has a connection, and some at once when it has
     closed one. A child that waits without end is killed, and has said nothing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -32,6 +33,7 @@ class VersionFeed:
         self._error: BaseException | None = None
         self._told = False
         self._closed = False
+        self._process = os.getpid()
         self._thread = threading.Thread(target=self._receive, name=f"ballast follow {subscriber.run}", daemon=True)
         self._thread.start()
 
@@ -41,6 +43,13 @@ class VersionFeed:
 
     def check(self) -> None:
         """Raises what has gone wrong."""
+        if self._is_forked:
+            raise Rejected(
+                f"this process is a fork of the one that follows run '{self._subscriber.run}', and no versions come here: "
+                "start it with the method 'spawn' and call ballast.follow() in it, or close() the follower here, and the "
+                "module keeps its weights",
+                "FAILED_PRECONDITION",
+            )
         if self._error is not None:
             self._told = True
             raise self._error
@@ -74,8 +83,15 @@ class VersionFeed:
         self.check()
         self._subscriber.resume()
 
+    @property
+    def _is_forked(self) -> bool:
+        """The thread and who holds the locks are the parent's then."""
+        return os.getpid() != self._process
+
     def close(self) -> None:
         self._closed = True
+        if self._is_forked:
+            return
         with self._news:
             self._news.notify_all()
         self._subscriber.close()
