@@ -62,6 +62,25 @@ def test_onednn_is_taken_only_where_its_sums_are_exact() -> None:
     assert not int8.is_exact(lambda x, y: torch.ops.onednn.no_such_product(x, y))
 
 
+def test_a_product_that_takes_longer_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As oneDNN's on a processor that it has no code for."""
+    now = [0.0]
+    monkeypatch.setattr(int8, "perf_counter", lambda: now[0])
+
+    def taking(*seconds: float) -> Callable[[Tensor, Tensor], Tensor]:
+        left = list(seconds)
+
+        def product(a: Tensor, b: Tensor) -> Tensor:
+            now[0] += left.pop(0)
+            return int8.by_fp32(a, b)
+
+        return product
+
+    assert int8.is_faster(taking(0.1, 0.01, 0.1, 0.1), than=taking(0.02, 0.02, 0.02, 0.02))  # the first is made ready
+    assert not int8.is_faster(taking(0.02, 0.02, 0.02, 0.02), than=taking(0.01, 0.01, 0.01, 0.01))
+    assert not int8.is_faster(taking(20), than=taking(0.01, 0.01, 0.01, 0.01))  # which is not asked again
+
+
 def test_tensors_without_values_have_products_without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(int8, "_chosen", [int8.by_onednn])  # as where it is exact
     a, b = torch.empty(3, 16, dtype=torch.int8), torch.empty(16, 8, dtype=torch.int8)
