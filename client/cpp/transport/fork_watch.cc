@@ -12,9 +12,9 @@
 namespace ballast {
 namespace {
 
-// gRPC ends on a thread of its own, some milliseconds after the last connection. Whoever else uses it in this process keeps
-// it, and a fork is not held up for that.
-constexpr absl::Duration kUntilGrpcEnds = absl::Seconds(1);
+// gRPC ends on a thread of its own, some milliseconds after the last connection; on a busy machine it took more than a
+// second, and it gives itself ten. Whoever else uses it in this process keeps it, and no later fork is held up for that.
+constexpr absl::Duration kUntilGrpcEnds = absl::Seconds(12);
 
 std::atomic<int> connections{0};
 std::atomic<int64_t> closed_ns{0};  // when the last one was
