@@ -50,7 +50,8 @@ class Tensors(Mapping[str, Tensor]):
 class Version:
     """The weights of all of a run's tensors after one step, as a reader gets them.
 
-    step, generation: which; after a rewind steps are counted anew, in a later generation.
+    step, generation: which; after a rewind steps are counted anew, in a later generation, and of a run that was deleted and begun
+        anew under its name both are.
     base_step: of the version that it came as a change of; None: it came whole.
     changed: names of the tensors that may be others than in the version before.
     changed_ratio: of the elements, how many are others; 1 where it came whole.

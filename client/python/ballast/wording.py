@@ -51,7 +51,10 @@ _WORDS = [
         (r" \(RunSpec\.averages\)", " (ema=)"),
         (r"\baverages(?=\[\d\] is | has \d)", "ema"),
         (r"`ballastctl delete RUN`", "ballast.delete_run('RUN'), or `ballastctl delete RUN`"),
-        (r"\ba trainer sends them with LoadState\b", "upload them with weights='client'"),
+        (
+            r"\ba trainer sends them with LoadState\b",
+            "an optimizer with weights='client' sends them at its first gradient",
+        ),
         (r"\bLoadState is for before\b", "weights are uploaded before"),
         (r"\bLoadState with replace is for\b", "weights and state are replaced"),
         (r"\bby a LoadState that\b", "by load_state_dict() that"),
