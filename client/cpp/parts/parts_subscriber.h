@@ -98,7 +98,8 @@ class PartsSubscriber final : public Subscriber {
   absl::Time Settle();
   absl::Time RelaxLater(const std::vector<VersionNegotiation::Standing>& standings);
   absl::Time Ask(const std::vector<VersionNegotiation::Standing>& standings);
-  std::vector<VersionNegotiation::Standing> StandingsOf(const Standings& seen) const;
+  // last: handed out.
+  static std::vector<VersionNegotiation::Standing> StandingsOf(const Standings& seen, const std::optional<Ids>& last);
   void Tell(const std::vector<VersionNegotiation::Order>& orders);
 
   const std::vector<std::unique_ptr<HeldSubscriber>> parts_;

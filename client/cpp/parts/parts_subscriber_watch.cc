@@ -35,8 +35,8 @@ void PartsSubscriber::Watch() {
   }
 }
 
-std::vector<VersionNegotiation::Standing> PartsSubscriber::StandingsOf(const Standings& seen) const {
-  const std::optional<Ids> last = handed();
+std::vector<VersionNegotiation::Standing> PartsSubscriber::StandingsOf(const Standings& seen,
+                                                                       const std::optional<Ids>& last) {
   std::vector<VersionNegotiation::Standing> standings;
   for (size_t p = 0; p < seen.size(); ++p) {
     standings.push_back({.offered = seen[p].offered, .here = seen[p].here});
@@ -51,13 +51,18 @@ void PartsSubscriber::Tell(const std::vector<VersionNegotiation::Order>& orders)
 }
 
 absl::Time PartsSubscriber::Settle() {
-  const std::optional<Ids> last = handed();
+  std::optional<Ids> common, last;
+  {
+    absl::MutexLock lock(&mu_);  // one moment's: what is handed out in between would be agreed on again
+    common = agreed_;
+    last = handed_;
+  }
   if (last && !(seen_handed_ && std::equal(last->begin(), last->end(), seen_handed_->begin(), IsSameVersion))) {
     seen_handed_ = last;
     Tell(negotiation_.OnHandedOut());
   }
-  const auto standings = StandingsOf(Look());
-  if (const std::optional<Ids> common = agreed()) {
+  const auto standings = StandingsOf(Look(), last);
+  if (common) {
     if (Stands(standings, *common)) return absl::InfiniteFuture();
     absl::MutexLock lock(&mu_);
     if (!agreed_) return absl::Now();  // it was handed out just now
