@@ -110,7 +110,7 @@ def is_faster(product: Product, than: Product) -> bool:
 
 def _seconds(product: Product, codes: Tensor) -> float:
     """Of one of the first few, whichever took least; of the first where that took long."""
-    taken = []
+    taken: list[float] = []
     while len(taken) < 4 and (not taken or taken[0] < 0.2):
         began = perf_counter()
         product(codes, codes)
