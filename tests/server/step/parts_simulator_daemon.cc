@@ -103,6 +103,9 @@ void PartDaemon::Return(uint32_t rank, uint64_t process) {
   if (const auto* reject = std::get_if<effect::Reject>(&effects.front())) {
     return listener_.OnEnded(identity_.part, rank, reject->status);
   }
+  // The daemon reads nothing more of the old stream: what is on its way there comes again.
+  place.zombie = 0;
+  if (std::exchange(place.open_epoch, 0) != 0) Handle(event::StreamClosed{place.open_session});
   place.client->Resume(machine(), rank, place.held);
   Connect(rank);
 }
