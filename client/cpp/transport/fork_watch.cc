@@ -9,6 +9,8 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 
+#include "client/cpp/transport/steady.h"
+
 namespace ballast {
 namespace {
 
@@ -17,14 +19,14 @@ namespace {
 constexpr absl::Duration kUntilGrpcEnds = absl::Seconds(12);
 
 std::atomic<int> connections{0};
-std::atomic<int64_t> closed_ns{0};  // when the last one was
+std::atomic<int64_t> closed_ns{0};  // when the last one was, by SteadyNow()
 std::atomic<bool> at_fork{false};   // gRPC was in use when the fork under way began
 std::atomic<bool> is_broken{false};
 
 // Holds no lock of a connection's: gRPC's own are free between its calls.
 void BeforeFork() {
   const absl::Time give_up = absl::FromUnixNanos(closed_ns) + kUntilGrpcEnds;
-  while (connections == 0 && grpc_is_initialized() != 0 && absl::Now() < give_up) {
+  while (connections == 0 && grpc_is_initialized() != 0 && SteadyNow() < give_up) {
     absl::SleepFor(absl::Milliseconds(1));
   }
   at_fork = connections > 0 || grpc_is_initialized() != 0;
@@ -47,7 +49,7 @@ ForkWatch::ForkWatch() {
 }
 
 ForkWatch::~ForkWatch() {
-  closed_ns = absl::ToUnixNanos(absl::Now());
+  closed_ns = absl::ToUnixNanos(SteadyNow());
   --connections;
 }
 
