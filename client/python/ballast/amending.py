@@ -124,7 +124,7 @@ class Amending:
         returns True."""
         if self.weights.loaded or self._rank.number == 0:
             return False
-        await_upload(self._rank, lambda: bool(self.weights.status_there()["weights_loaded"]))
+        await_upload(self._rank, self.weights.loaded_there)
         return True
 
     def by_present(self) -> Self | None:

@@ -81,7 +81,7 @@ class Weights:
         if policy is None and unmade and self._rank.number > 0:
             stored = [binding.served_digest() for binding in self._bindings]
             if not self._loaded:
-                await_upload(self._rank, self._loaded_there)
+                await_upload(self._rank, self.loaded_there)
                 self._loaded = True
             self._compare_stored(stored)
         elif policy == "client" or (policy is None and unmade):
@@ -232,7 +232,7 @@ class Weights:
 
     def have(self, moments: Mapping[int, Moments]) -> bool:
         """Whether these are the run's, to the bit, and nobody has replaced them since this was attached."""
-        if not self._loaded_there():
+        if not self.loaded_there():
             return False
         theirs = {key: state for key, state in self.state().items() if state.updates or key in moments}
         equal = theirs.keys() == moments.keys() and all(same(state, moments[key]) for key, state in theirs.items())
@@ -337,7 +337,8 @@ class Weights:
 
     # --- the first upload -------------------------------------------------------------------------------------------
 
-    def _loaded_there(self) -> bool:
+    def loaded_there(self) -> bool:
+        """Whether the run has weights by now."""
         return bool(self.status_there()["weights_loaded"])
 
     def status_there(self) -> Mapping[str, Any]:
