@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -20,6 +20,10 @@ import ballast
 from ballast import _core, open_optimizers
 from daemon import BINARY, Daemon, Daemons
 from nursery import Nursery
+
+if TYPE_CHECKING:
+    from fake_follow import FakeFollow
+    from followed_net import Net
 
 _numbers = itertools.count(1)
 # What takes longest begins first, so that it is not left alone at the end: tests/run.sh runs files side by side.
@@ -80,6 +84,23 @@ def run(admin: _core.Client) -> Iterator[str]:
     for status in admin.list_runs()["runs"]:
         if status["run_id"].startswith(name):
             admin.delete_run(status["run_id"], force=True)
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Iterator[FakeFollow]:
+    """A daemon whose run "r" has the weights of `net`, at step 0."""
+    from fake_follow import FakeFollow  # gRPC's own package, which few tests need
+    from followed_net import weights_at
+
+    with FakeFollow(tmp_path, weights_at(0)) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def net() -> Net:
+    from followed_net import Net
+
+    return Net()
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +23,6 @@ LONG_S = 60.0
 def assert_weights(module: nn.Module, step: int) -> None:
     for name, weights in weights_at(step, module).items():
         assert torch.equal(module.get_parameter(name), weights), name
-
-
-@pytest.fixture
-def fake(tmp_path: Path) -> Iterator[FakeFollow]:
-    with FakeFollow(tmp_path, weights_at(0)) as daemon:
-        yield daemon
-
-
-@pytest.fixture
-def net() -> Net:
-    return Net()
 
 
 def follow(fake: FakeFollow, module: nn.Module, **options: Any) -> ballast.Follower:

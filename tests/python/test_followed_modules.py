@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +18,6 @@ from followed_net import Net, weights_at
 
 LONG_S = 60.0
 INPUT = torch.ones(3)
-
-
-@pytest.fixture
-def fake(tmp_path: Path) -> Iterator[FakeFollow]:
-    with FakeFollow(tmp_path, weights_at(0)) as daemon:
-        yield daemon
-
-
-@pytest.fixture
-def net() -> Net:
-    return Net()
 
 
 def follow(fake: FakeFollow, module: nn.Module) -> ballast.Follower:
