@@ -7,8 +7,8 @@ An entry is a Google Benchmark program of the build (`program`; `bound` is a par
 benchmarks, measured in the same run, that the others are held against) or a `script` beside this file, which takes
 --quick and --json FILE and writes rows of its own; one with `records` takes --record too and keeps a file of its own in
 results/. A row: name, value, unit, bound, ratio (value / bound), n, perhaps noise, machine, device, date, commit. --record also writes
-results/results.json and results/results.md, which the README quotes; of benchmarks that were not run, the rows that are
-there stay. Last it says which figures are worse than in results.json by more than the noise (comparison.py).
+results/results.json and results/results.md, which the README quotes; of benchmarks that were not run, or failed, the rows
+that are there stay; one that misses a bound of its own (exit status 1, with rows) is recorded, too, and named. Last it says which figures are worse than in results.json by more than the noise (comparison.py).
 """
 
 import argparse
@@ -86,14 +86,31 @@ def run_program(entry: dict, build: Path, quick: bool) -> list[dict]:
     return google_rows(json.loads(printed), entry.get("bound", ""), repetitions)
 
 
-def run_script(entry: dict, build: Path, quick: bool, record: bool) -> list[dict]:
+def run_script(entry: dict, build: Path, quick: bool, record: bool) -> tuple[list[dict], bool]:
+    """Its rows, and whether it says, by its exit status, that one of them misses its bound; without rows it failed."""
     with tempfile.TemporaryDirectory(prefix="ballast-bench-") as folder:
         file = Path(folder) / "rows.json"
         command = [sys.executable, HERE / entry["script"], "--json", file] + (["--quick"] if quick else [])
         command += ["--record"] if record and entry.get("records") else []
         environment = os.environ | {"BALLAST_BUILD": str(build), "OMP_NUM_THREADS": "1"}
-        subprocess.run(command, check=True, env=environment)
-        return json.loads(file.read_text())
+        done = subprocess.run(command, env=environment)
+        if not file.exists() or done.returncode not in (0, 1):
+            done.check_returncode()
+        return json.loads(file.read_text()), done.returncode != 0
+
+
+def run_entry(entry: dict, options: argparse.Namespace) -> tuple[list[dict], str]:
+    """Its rows, and what is to be said of it at the end: "FAILED", "MISSED" a bound of its own, or nothing."""
+    print(f"== {entry['name']}", flush=True)
+    build = options.build.resolve()
+    try:
+        if "program" in entry:
+            return run_program(entry, build, options.quick), ""
+        rows, missed = run_script(entry, build, options.quick, options.record)
+        return rows, "MISSED a bound" if missed else ""
+    except (subprocess.CalledProcessError, OSError) as error:
+        print(f"   failed: {error}", flush=True)
+        return [], "FAILED"
 
 
 def markdown(rows: list[dict]) -> str:
@@ -140,32 +157,21 @@ def main() -> int:
     options = parser.parse_args()
 
     about = {"machine": machine(), "device": "cpu", "date": datetime.date.today().isoformat(), "commit": commit()}
-    rows, failed = [], []
+    rows, said = [], {}
     for entry in entries:
-        if options.only and entry["name"] not in options.only:
-            continue
-        print(f"== {entry['name']}", flush=True)
-        build = options.build.resolve()
-        try:
-            if "program" in entry:
-                found = run_program(entry, build, options.quick)
-            else:
-                found = run_script(entry, build, options.quick, options.record)
-        except (subprocess.CalledProcessError, OSError) as error:
-            print(f"   failed: {error}", flush=True)
-            failed.append(entry["name"])
-            continue
-        rows += [{"benchmark": entry["name"], **row, **about, "quick": options.quick} for row in found]
+        if not options.only or entry["name"] in options.only:
+            found, said[entry["name"]] = run_entry(entry, options)
+            rows += [{"benchmark": entry["name"], **row, **about, "quick": options.quick} for row in found]
     if rows:
         print(markdown(rows))
         print(comparison.report(rows, recorded()))
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
-    if options.record and not failed:
+    if options.record:
         record(rows, names)
-    for name in failed:
-        print(f"FAILED: {name}")
-    return 1 if failed or not rows else 0
+    for name in filter(said.get, said):
+        print(f"{said[name]}: {name}")
+    return 1 if any(said.values()) or not rows else 0
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from daemon import BUILD, ROOT
 BENCH = ROOT / "tests" / "bench"
 sys.path.append(str(BENCH))
 
+import collect  # noqa: E402
 import comparison  # noqa: E402
 
 Row = dict[str, Any]
@@ -30,6 +31,42 @@ def test_it_runs(name: str, tmp_path: Path) -> None:
     assert said.returncode == 0, said.stdout + said.stderr
     figures = json.loads(rows.read_text())
     assert any(row["value"] > 0 for row in figures), figures  # a stall of 0 is a figure, too
+
+
+@pytest.mark.parametrize(
+    ("script", "told", "recorded"),
+    [
+        ("rows(1.0)", "", 1.0),
+        ("rows(2.0); sys.exit(1)", "MISSED a bound: odd", 2.0),
+        ("sys.exit(1)", "FAILED: odd", 9.0),
+        ("rows(3.0); sys.exit(2)", "FAILED: odd", 9.0),
+    ],
+)
+def test_what_misses_a_bound_is_recorded_and_what_fails_is_not(
+    script: str,
+    told: str,
+    recorded: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture,
+) -> None:
+    (tmp_path / "results").mkdir()
+    results = tmp_path / "results" / "results.json"
+    of_both = ROW | {"unit": "ms", "bound": None, "ratio": None, "n": 1}
+    results.write_text(json.dumps([of_both | {"benchmark": "odd", "value": 9.0}]))
+    (tmp_path / "benchmarks.json").write_text('[{"name": "odd", "script": "odd.py", "records": true}]')
+    row = {"name": "a step", "unit": "ms", "bound": None, "ratio": None, "n": 1}
+    (tmp_path / "odd.py").write_text(
+        f"import json, sys\ndef rows(value):\n"
+        f"    with open(sys.argv[2], 'w') as file: file.write(json.dumps([{{**{row}, 'value': value}}]))\n{script}\n"
+    )
+    monkeypatch.setattr(collect, "HERE", tmp_path)
+    monkeypatch.setattr(collect, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(sys, "argv", ["collect.py", "--build", str(tmp_path), "--record"])
+    assert collect.main() == (1 if told else 0)
+    said = capfd.readouterr().out
+    assert told in said and ("MISSED" in said or "FAILED" in said) == bool(told), said
+    assert [row["value"] for row in json.loads(results.read_text())] == [recorded]
 
 
 ROW = {"benchmark": "steps", "name": "a step", "machine": "this", "quick": False, "date": "2026-01-02", "commit": "abc"}
