@@ -184,7 +184,7 @@ def rows(compared: list[list[Side]]) -> list[dict]:
 
 
 def main():
-    parser = trainer.recording_parser(__doc__, quick="the quick start's model, one round, 1 rank", rounds=3)
+    parser = trainer.recording_parser(__doc__, quick="the quick start's model, one round, 1 rank", rounds=1)
     parser.add_argument("--model", action="append", choices=MODELS, help="large, larger")
     options = parser.parse_args()
     models, worlds, steps = options.model or ["large", "larger"], (1, 2, 4, 8), 5
