@@ -22,6 +22,8 @@ class RingBuffer {
   // Requires that it is not empty, as pop does.
   T& front() { return places_[first_]; }
   const T& front() const { return places_[first_]; }
+  // That `later` others came after; there are more than so many.
+  T& back(size_t later = 0) { return places_[(first_ + size_ - 1 - later) & (places_.size() - 1)]; }
 
   void push(T value) {
     if (size_ == places_.size()) Grow();
@@ -30,6 +32,13 @@ class RingBuffer {
   T pop() {
     T value = std::move(places_[first_]);
     first_ = (first_ + 1) & (places_.size() - 1);
+    --size_;
+    return value;
+  }
+  // Takes back(later) out; each that came after it takes the place of the one before.
+  T take_back(size_t later = 0) {
+    T value = std::move(back(later));
+    for (; later > 0; --later) back(later) = std::move(back(later - 1));
     --size_;
     return value;
   }

@@ -24,9 +24,9 @@ namespace {
 // A grain is what a thread takes at once. Waking the workers costs some 10 us, about what one thread needs for 4 tiles.
 constexpr uint64_t kGrainTiles = 8;
 constexpr uint64_t kLeastSharedElements = 16 * kernels::kTile;
-constexpr uint64_t kTaskElements = 512;       // what beginning a task takes, in elements
+constexpr uint64_t kTaskElements = 512;  // what beginning a task takes, in elements
 constexpr uint64_t kTogetherBytes = 1 << 20;  // some 50 us of a thread
-constexpr uint64_t kRoomTiles = 1024;         // of a thread; more than so many bytes of updates have, however small
+constexpr uint64_t kRoomTiles = 1024;  // of a thread; more than so many bytes of updates have, however small
 
 // Has the pages, none of which exists yet, come from all nodes in turn. Where the system does not let us (in a container,
 // say), each comes from the node of the thread that touches it first.
@@ -92,8 +92,10 @@ class CpuDevice::Queue final : public DeviceQueue, public FairQueue {
 
   void Enqueue(DeviceTask task, Completion done, std::optional<uint32_t> tensor) override {
     const uint64_t cost_bytes = CostBytes(task), timed_bytes = TimedBytes(task, cost_bytes);
+    DeviceJob job{std::move(task), std::move(done), cost_bytes, tensor, timed_bytes};
     absl::MutexLock lock(&device_->mu_);
-    Add({std::move(task), std::move(done), cost_bytes, tensor, timed_bytes}, idle(), device_->clock_);
+    JoinSums(this, &job);
+    Add(std::move(job), idle(), device_->clock_);
   }
   void Wake() override {
     absl::MutexLock lock(&device_->mu_);

@@ -4,7 +4,9 @@
 // depend on the number of threads, nor on what else is in the line. On a machine of several NUMA nodes each thread stays
 // at one, and memory is spread over all of them, page by page, so that no node's is the bottleneck.
 //
-// Thread-safe. A step takes no memory, except that a queue may grow to its greatest length.
+// Sums of a gradient that still wait when its update comes are made by the update (gradient_sums.h).
+//
+// Thread-safe. A step takes no memory, except that a queue may grow to its greatest length, and a few bytes for such sums.
 #pragma once
 
 #include <atomic>

@@ -26,12 +26,12 @@ void Raise(float* at, float value) {
 
 // --- tiles ------------------------------------------------------------------------------------------------------------
 
-void MakeSum(const UpdateTask& t, uint64_t first, uint64_t last) {
-  if (t.sum != nullptr) RunSum(*t.sum, first * kTile, std::min(t.update.n, last * kTile));
-}
 bool Run(const UpdateTask& t, uint64_t first, uint64_t last) {
-  if (t.kernel->measure == nullptr) MakeSum(t, first, last);  // else it was made to be measured
-  t.kernel->update(t.update, first, last, t.tiles + first);
+  if (t.kernel->measure != nullptr) {  // it was summed to be measured
+    t.kernel->update(t.update, first, last, t.tiles + first);
+  } else {
+    UpdateWithSums(t, first, last);
+  }
   return true;
 }
 bool Run(const MeasureTask& t, uint64_t first, uint64_t last) {
@@ -97,7 +97,7 @@ template <class Task>
 void Prepare(const Task&) {}
 
 TaskResult Conclude(UpdateTask& t) {
-  t.sum.reset();
+  t.sums.reset();
   const bool full = t.update.statistics == kernels::StatisticsLevel::kFull;
   return {.statistics = kernels::Combine({t.tiles, kernels::TilesOf(t.update.n)}, full)};
 }
@@ -138,7 +138,7 @@ bool MeasuresFirst(const DeviceTask& task) {
 
 void MeasureTiles(const DeviceTask& task, uint64_t first, uint64_t last) {
   const UpdateTask& t = std::get<UpdateTask>(task);
-  MakeSum(t, first, last);
+  MakeSums(t, first, last);
   t.kernel->measure(t.update, first, last, reinterpret_cast<float*>(t.tiles) + first);
 }
 

@@ -23,6 +23,7 @@
 #include "absl/status/statusor.h"
 
 #include "kernels/registry.h"
+#include "server/device/gradient_sums.h"
 #include "server/device/sum_task.h"
 
 namespace ballast {
@@ -68,8 +69,8 @@ struct UpdateTask {
   kernels::TileStatistics* tiles = nullptr;
   float* room = nullptr;  // kernels::OrthogonalizingRoom numbers, of a kernel over matrices
   bool measured = false;  // an earlier task worked on this very gradient, so the device has it already
-  // Of all of update.grad, made first, once; nullptr: earlier tasks made it.
-  std::shared_ptr<SumTask> sum = nullptr;
+  // Of update.grad, made first, once; of the rest, or all where it is nullptr, earlier tasks made them.
+  std::shared_ptr<GradientSums> sums = nullptr;
 };
 // The statistics of a gradient before any update and clipping, as in kernels::WireFormat::measure. `tiles` as in
 // UpdateTask.

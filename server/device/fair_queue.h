@@ -43,6 +43,13 @@ inline Extent ExtentOf(const DeviceTask& task) {
 }
 
 inline uint64_t SumBytes(const SumTask& sum) { return sum.elements * 4 * (1 + sum.terms.size()); }
+// Of those that an update makes, but for what it reads where it lies.
+inline uint64_t SumBytes(const UpdateTask& update) {
+  if (update.sums == nullptr) return 0;
+  uint64_t bytes = 0;
+  for (const SumTask& sum : *update.sums) bytes += IsAsItCame(sum) ? 0 : SumBytes(sum);
+  return bytes;
+}
 
 // Memory a task reads and writes, near enough to share the device fairly.
 inline uint64_t CostBytes(const DeviceTask& task) {
@@ -54,7 +61,7 @@ inline uint64_t CostBytes(const DeviceTask& task) {
     // Some 15 products with a matrix of the shorter side.
     const uint64_t rows = std::max<uint64_t>(u->update.rows, 1);
     if (u->kernel->fit != nullptr) per_element += std::min(rows, u->update.n / rows);
-    if (u->sum != nullptr) of_sum = SumBytes(*u->sum);
+    of_sum = SumBytes(*u);
   }
   return 4096 + (extent.last - extent.first) * per_element + of_sum;
 }
@@ -63,7 +70,7 @@ inline uint64_t CostBytes(const DeviceTask& task) {
 inline uint64_t TimedBytes(const DeviceTask& task, uint64_t cost_bytes) {
   if (std::holds_alternative<SumTask>(task) || std::holds_alternative<EncodeWeightsTask>(task)) return 0;
   const auto* u = std::get_if<UpdateTask>(&task);
-  return cost_bytes - (u != nullptr && u->sum != nullptr ? SumBytes(*u->sum) : 0);
+  return cost_bytes - (u != nullptr ? SumBytes(*u) : 0);
 }
 
 struct DeviceJob {
@@ -102,6 +109,11 @@ struct FairQueue {
     waiting_bytes -= job.cost_bytes;
     woken = woken && !jobs.empty();
     return job;
+  }
+  // jobs.back(later), which another job does, so that it is not served.
+  DeviceJob TakeLate(size_t later) {
+    waiting_bytes -= jobs.back(later).cost_bytes;
+    return jobs.take_back(later);
   }
 };
 

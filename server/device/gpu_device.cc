@@ -83,8 +83,9 @@ class GpuDevice::Queue final : public DeviceQueue, public FairQueue {
     if (const auto* copy = std::get_if<CopyTask>(&task); copy != nullptr && copy->saves) {
       return EnqueueSave(*copy, std::move(done));
     }
-    if (auto* update = std::get_if<UpdateTask>(&task); update != nullptr && update->sum != nullptr) {
-      Give(std::move(*std::exchange(update->sum, nullptr)), [](const TaskResult&) {});
+    if (auto* update = std::get_if<UpdateTask>(&task); update != nullptr && update->sums != nullptr) {
+      const std::shared_ptr<GradientSums> sums = std::exchange(update->sums, nullptr);
+      for (SumTask& sum : *sums) Give(std::move(sum), [](const TaskResult&) {});
     }
     Give(std::move(task), std::move(done));
   }

@@ -69,13 +69,15 @@ void TensorUpdater::SumAndUpdate(const effect::Update& e, SumTask sum, Done summ
     return Update(e);
   }
   ++under_way_;
+  auto sums = std::make_shared<GradientSums>();
+  sums->push_back(std::move(sum));
   environment_.store->Update(
       e.tensor, ValuesOf(e.step, e.tensor, e.slab),
       [this, e, rewinds = rewinds_, summed = std::move(summed)](const TaskResult& result) mutable {
         summed();
         OnUpdated(e, 1, rewinds, result);
       },
-      std::make_shared<SumTask>(std::move(sum)));
+      std::move(sums));
 }
 
 void TensorUpdater::Measure(uint64_t step, uint32_t tensor, Slab slab, Done done) {

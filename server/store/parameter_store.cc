@@ -210,9 +210,10 @@ void ParameterStore::WhenSummed(uint32_t tensor, Done done) {
   Submit(tensor, SumTask{}, completions_.OnStrand(std::move(done)));  // of nothing, which parts no batch of a GPU
 }
 
-void ParameterStore::Update(uint32_t tensor, const UpdateValues& values, Done done, std::shared_ptr<SumTask> sum) {
+void ParameterStore::Update(uint32_t tensor, const UpdateValues& values, Done done,
+                            std::shared_ptr<GradientSums> sums) {
   UpdateTask task = MakeUpdate(tensor, values, ++updates_[tensor]);
-  task.sum = std::move(sum);
+  task.sums = std::move(sums);
   step_of_[tensor] = values.step;
   Change(tensor);
   spots_[tensor].scales_of = nullptr;

@@ -106,8 +106,8 @@ class ParameterStore {
   void Sum(uint32_t tensor, SumTask sum, Done done);
   // `done` once the tensor's sums before it are made.
   void WhenSummed(uint32_t tensor, Done done);
-  // Then moves the tensor's averages, as Average does. `sum`: of all of the gradient, made first; nullptr: Sum was called.
-  void Update(uint32_t tensor, const UpdateValues& values, Done done, std::shared_ptr<SumTask> sum = nullptr);
+  // Then moves the tensor's averages, as Average does. `sums`: of all of the gradient, made first; nullptr: Sum was called.
+  void Update(uint32_t tensor, const UpdateValues& values, Done done, std::shared_ptr<GradientSums> sums = nullptr);
   // Moves the tensor's averages towards its weights, at the end of this step, which has not updated it. The first time
   // they become copies of the weights.
   void Average(uint32_t tensor, uint64_t step);

@@ -19,6 +19,12 @@ TEST(RingBufferTest, IsAQueue) {
     if (push) {
       ring.push(i);
       model.push_back(i);
+    } else if (draw() % 8 == 0) {
+      const size_t later = draw() % model.size();
+      const auto taken = model.end() - 1 - static_cast<std::ptrdiff_t>(later);
+      ASSERT_EQ(ring.back(later), *taken);
+      ASSERT_EQ(ring.take_back(later), *taken);
+      model.erase(taken);
     } else {
       ASSERT_EQ(ring.front(), model.front());
       ASSERT_EQ(ring.pop(), model.front());
@@ -33,6 +39,7 @@ TEST(RingBufferTest, KeepsNothingThatWasPopped) {
   RingBuffer<std::shared_ptr<int>> ring;
   const auto value = std::make_shared<int>(1);
   for (int i = 0; i < 40; ++i) ring.push(value);
+  ring.take_back(7);
   while (!ring.empty()) ring.pop();
   EXPECT_EQ(value.use_count(), 1);
 }

@@ -14,7 +14,9 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "absl/types/span.h"
 #include "proto/checksum.h"
 
@@ -103,20 +105,51 @@ class Model {
   // Likewise, but every gradient is the sum of two ranks', made just before its update.
   void SummedStep(uint64_t t) {
     for (size_t i = 0; i < sizes_.size(); ++i) {
-      queue_->Submit(
-          MakeSum(i, t), [this](const TaskResult&) { ++sums_; }, Name(i));
-      queue_->Submit(
-          MakeUpdate(i, t), [this](const TaskResult& r) { statistics_.push_back(r.statistics); }, Name(i));
+      SubmitSum(i, MakeSum(i, t));
+      UpdateOne(i, t, /*measured=*/false);
     }
   }
   // Likewise, but made by the update.
   void JoinedStep(uint64_t t) {
     for (size_t i = 0; i < sizes_.size(); ++i) {
-      UpdateTask task = MakeUpdate(i, t);
-      task.sum = std::make_shared<SumTask>(MakeSum(i, t));
-      queue_->Submit(
-          std::move(task), [this](const TaskResult& r) { statistics_.push_back(r.statistics); }, Name(i));
+      GradientSums sums;
+      sums.push_back(MakeSum(i, t));
+      UpdateBySums(i, t, std::move(sums));
     }
+  }
+  // Likewise, but in parts, and each other tensor's gradient is what one rank has sent; all made before the update comes.
+  void ApartStep(uint64_t t) {
+    for (size_t i = 0; i < sizes_.size(); ++i) {
+      SubmitParts(i, t);
+      queue_->WaitIdle();
+      UpdateOne(i, t, /*measured=*/false);
+    }
+  }
+  // Likewise, but made by the update, with which they come.
+  void BroughtStep(uint64_t t) {
+    for (size_t i = 0; i < sizes_.size(); ++i) UpdateBySums(i, t, MakeParts(i, t));
+  }
+  // Likewise, but they wait when the update comes, among others'.
+  void WaitingStep(uint64_t t) {
+    Held([&] {
+      for (size_t i = 0; i < sizes_.size(); ++i) {
+        SubmitParts(i, t);
+        if (i > 0) UpdateOne(i - 1, t, /*measured=*/false);
+      }
+      UpdateOne(sizes_.size() - 1, t, /*measured=*/false);
+    });
+  }
+  // Submits what `submit` does while the device does nothing; then waits for it.
+  void Held(absl::FunctionRef<void()> submit) {
+    absl::Notification held, go;
+    queue_->Submit(SumTask{}, [&](const TaskResult&) {
+      held.Notify();
+      go.WaitForNotification();
+    });
+    held.WaitForNotification();
+    submit();
+    go.Notify();
+    queue_->WaitIdle();
   }
   // As Step, but each tensor's weights go out, in bf16, just behind its update.
   void ServedStep(uint64_t t) {
@@ -213,15 +246,45 @@ class Model {
   const std::vector<kernels::Statistics>& statistics() const { return statistics_; }
   bool finite() const { return finite_; }  // whether all was that was loaded
   DeviceQueue* queue() { return queue_.get(); }
-  SumTask MakeSum(size_t i, uint64_t t) {
-    SumTask sum{
-        .to = pool_.data() + at_[i], .elements = sizes_[i], .format = kernels::FindWireFormat("fp32"), .first = true};
-    for (uint64_t rank = 0; rank < 2; ++rank) {
-      std::string payload(sizes_[i] * sizeof(float), '\0');
-      FillNormal(100 * t + 10 * i + rank, 0.1f, {reinterpret_cast<float*>(payload.data()), sizes_[i]});
-      sum.terms.push_back({.payload = Payload(std::move(payload)), .first = 0, .last = sizes_[i]});
+  SumTask MakeSum(size_t i, uint64_t t) { return MakePart(i, t, 0, sizes_[i], /*adds=*/true); }
+  // Of elements [first, last): of two ranks, or what one has sent.
+  SumTask MakePart(size_t i, uint64_t t, uint64_t first, uint64_t last, bool adds) {
+    SumTask sum{.to = pool_.data() + at_[i] + first * sizeof(float),
+                .elements = last - first,
+                .format = kernels::FindWireFormat("fp32"),
+                .adds = adds,
+                .first = true};
+    for (uint64_t rank = 0; rank < (adds ? 2 : 1); ++rank) {
+      const std::vector<float> values = NormalValues(100 * t + 10 * i + rank, 0.1f, sizes_[i]);
+      std::string payload((last - first) * sizeof(float), '\0');
+      std::memcpy(payload.data(), values.data() + first, payload.size());
+      sum.terms.push_back({.payload = Payload(std::move(payload)), .first = 0, .last = last - first});
     }
     return sum;
+  }
+  GradientSums MakeParts(size_t i, uint64_t t) {
+    GradientSums parts;
+    for (uint64_t first = 0; first < sizes_[i]; first += kPiece) {
+      parts.push_back(MakePart(i, t, first, std::min(sizes_[i], first + kPiece), i % 2 == 0));
+    }
+    return parts;
+  }
+  void SubmitSum(size_t i, SumTask sum) {
+    queue_->Submit(
+        std::move(sum), [this](const TaskResult&) { ++sums_; }, Name(i));
+  }
+  void SubmitParts(size_t i, uint64_t t) {
+    for (SumTask& part : MakeParts(i, t)) SubmitSum(i, std::move(part));
+  }
+  void UpdateBySums(size_t i, uint64_t t, GradientSums sums) {
+    UpdateTask task = MakeUpdate(i, t);
+    task.sums = std::make_shared<GradientSums>(std::move(sums));
+    queue_->Submit(
+        std::move(task), [this](const TaskResult& r) { statistics_.push_back(r.statistics); }, Name(i));
+  }
+  // Where it is summed.
+  absl::Span<float> Gradient(size_t i) {
+    return {reinterpret_cast<float*>(pool_.data() + at_[i]), static_cast<size_t>(sizes_[i])};
   }
   UpdateTask MakeUpdate(size_t i, uint64_t t) {
     UpdateTask task{.kernel = &kernel_, .tiles = tiles_.data()};
@@ -276,15 +339,15 @@ struct TrainOutcome {
   std::vector<kernels::Statistics> statistics;
   bool finite = false;
 };
-// `joins`: updates make the sums that are made just before them.
-inline TrainOutcome TrainOn(Device* device, const kernels::Kernel& kernel, bool joins = false) {
+// summed: its steps of gradients that are sums.
+inline TrainOutcome TrainOn(Device* device, const kernels::Kernel& kernel,
+                            void (Model::*summed)(uint64_t t) = &Model::SummedStep) {
   Model model(device, kernel, {30000, 1, 0, 256, 4096, 5000, 33, 9216});
   model.Load();
   struct Step {
     void (Model::*take)(uint64_t t);
     Model::Asked asked;
   };
-  const auto summed = joins ? &Model::JoinedStep : &Model::SummedStep;
   constexpr auto kCore = kernels::StatisticsLevel::kCore, kFull = kernels::StatisticsLevel::kFull;
   uint64_t t = 0;
   for (const Step& step :
