@@ -25,7 +25,8 @@ namespace {
 constexpr uint64_t kGrainTiles = 8;
 constexpr uint64_t kLeastSharedElements = 16 * kernels::kTile;
 constexpr uint64_t kTaskElements = 512;  // what beginning a task takes, in elements
-constexpr uint64_t kTogetherBytes = 1 << 20;  // some 50 us of a thread
+// What is done together takes so long, some 50 us of one thread, or of several, which are woken for it, 200 us of each.
+constexpr uint64_t kTogetherBytes = 1 << 20, kSharedBytes = 4 << 20;
 constexpr uint64_t kRoomTiles = 1024;  // of a thread; more than so many bytes of updates have, however small
 
 // Has the pages, none of which exists yet, come from all nodes in turn. Where the system does not let us (in a container,
@@ -202,11 +203,12 @@ void CpuDevice::DispatchLoop() {
 
 // Small tasks are done several at a time, so that who waits for them is woken once, and all threads have work.
 void CpuDevice::TakeTogether(Queue* queue) {
+  const uint64_t most_bytes = team_.threads() == 1 ? kTogetherBytes : team_.threads() * kSharedBytes;
   uint64_t cost_bytes = 0;
   do {
     jobs_.push_back(queue->Take(&clock_));
     cost_bytes += jobs_.back().cost_bytes;
-  } while (!queue->jobs.empty() && cost_bytes + queue->jobs.front().cost_bytes <= team_.threads() * kTogetherBytes);
+  } while (!queue->jobs.empty() && cost_bytes + queue->jobs.front().cost_bytes <= most_bytes);
   queue->running = true;
 }
 

@@ -25,12 +25,13 @@ void WorkerTeam::Share(uint64_t parts, Work work) {
   if (shared) {
     absl::MutexLock lock(&mu_);
     ++number_;
-    working_ = static_cast<uint32_t>(workers_.size());
+    open_ = true;
   }
   WorkOn();
   if (!shared) return;
   const auto done = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return working_ == 0; };
   absl::MutexLock lock(&mu_);
+  open_ = false;  // no part is left
   mu_.Await(absl::Condition(&done));
 }
 
@@ -51,6 +52,8 @@ void WorkerTeam::WorkerLoop() {
       mu_.Await(absl::Condition(&ready));
       if (number_ == seen) return;
       seen = number_;
+      if (!open_) continue;
+      ++working_;
     }
     WorkOn();
     absl::MutexLock lock(&mu_);

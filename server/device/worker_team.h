@@ -28,7 +28,8 @@ class WorkerTeam {
   // All but the caller; for who places them on processors.
   std::vector<std::thread>& workers() { return workers_; }
 
-  // Calls work(i) once for each i of [0, parts), in any order, several at a time. Waking the workers costs some 10 us.
+  // Calls work(i) once for each i of [0, parts), in any order, several at a time. Waking the workers costs some 10 us. It waits
+  // for those that have begun a part, and not for one that the system has not run by then.
   void Share(uint64_t parts, absl::FunctionRef<void(uint64_t part)> work);
 
  private:
@@ -43,7 +44,8 @@ class WorkerTeam {
 
   absl::Mutex mu_;
   uint64_t number_ ABSL_GUARDED_BY(mu_) = 0;   // of the work in hand
-  uint32_t working_ ABSL_GUARDED_BY(mu_) = 0;  // workers that have not ended it
+  bool open_ ABSL_GUARDED_BY(mu_) = false;     // workers may still begin on it
+  uint32_t working_ ABSL_GUARDED_BY(mu_) = 0;  // workers that have begun on it, and not ended
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
 
   std::vector<std::thread> workers_;

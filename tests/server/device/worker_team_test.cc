@@ -1,10 +1,15 @@
 #include "server/device/worker_team.h"
 
 #include <gtest/gtest.h>
+#include <pthread.h>
+#include <signal.h>
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <latch>
+#include <semaphore>
+#include <thread>
 #include <vector>
 
 namespace ballast {
@@ -45,6 +50,48 @@ TEST(WorkerTeamTest, WhatWorkersWroteIsSeenByTheCaller) {
     team.Share(written.size(), [&](uint64_t part) { written[part] = round * part; });
     for (uint64_t i = 0; i < written.size(); ++i) ASSERT_EQ(written[i], round * i);
   }
+}
+
+// Where a processor is busy with other threads, say.
+class StuckWorker {
+ public:
+  explicit StuckWorker(std::thread* worker) {
+    struct sigaction action {};
+    action.sa_handler = [](int) {
+      begun_.release();
+      const auto patience = std::chrono::minutes(1);
+      was_freed_ = free_.try_acquire_for(patience);
+      gone_.release();
+    };
+    sigaction(SIGUSR1, &action, &before_);
+    pthread_kill(worker->native_handle(), SIGUSR1);
+    begun_.acquire();
+  }
+  ~StuckWorker() { sigaction(SIGUSR1, &before_, nullptr); }
+  // Whether it was stuck until now.
+  static bool Free() {
+    free_.release();
+    gone_.acquire();
+    return was_freed_;
+  }
+
+ private:
+  static inline std::binary_semaphore begun_{0}, free_{0}, gone_{0};
+  static inline std::atomic<bool> was_freed_ = false;
+  struct sigaction before_ {};
+};
+
+TEST(WorkerTeamTest, NobodyWaitsForAWorkerThatHasNotBegun) {
+  WorkerTeam team(2, "test");
+  int done = 0;
+  {
+    const StuckWorker worker(&team.workers()[0]);
+    for (int round = 0; round < 3; ++round) team.Share(4, [&](uint64_t) { ++done; });
+    EXPECT_TRUE(worker.Free());
+  }
+  EXPECT_EQ(done, 12);
+  std::latch both(2);
+  team.Share(2, [&](uint64_t) { both.arrive_and_wait(); });  // it is there again
 }
 
 }  // namespace
