@@ -61,6 +61,21 @@ def test_a_module_follows_to_the_bit(several: Daemons, serving: str | None) -> N
             assert follower.staleness_s is not None and follower.staleness_s < LONG_S
 
 
+def test_an_average_is_followed_to_the_bit(several: Daemons) -> None:
+    trained, module = perceptron(1), perceptron(2)
+    follow = ballast.Follow(averages=True)
+    with ballast.AdamW(
+        trained.named_parameters(), lr=1e-2, server=several.server, run="follow-ema", follow=follow, ema=[0.9]
+    ) as optimizer:
+        train(trained, optimizer, 1)
+        with ballast.follow(module, server=several.server, run="follow-ema", average=0.9) as follower:
+            for step in range(2, 6):
+                train(trained, optimizer, 1)
+                assert follower.wait(step=step, timeout=LONG_S)
+                assert same_bits(weights_of(module), list(optimizer.averaged(0.9).values()))
+                assert not same_bits(weights_of(module), weights_of(trained))
+
+
 def test_a_run_that_nobody_has_begun_is_waited_for(several: Daemons) -> None:
     trained, module = perceptron(1), perceptron(2)
     with ThreadPoolExecutor() as pool:
@@ -127,16 +142,11 @@ def test_a_daemon_that_stays_away_is_named(stored: Daemons) -> None:
 
 
 def test_what_cannot_be_followed_is_refused_by_name(several: Daemons) -> None:
-    for follow, what in (
-        (ballast.Follow(tags=1), "follow.tags"),
-        (ballast.Follow(averages=True), "averages=True of ballast.Follow"),
-    ):
-        ema = [0.9] if follow.averages else None
-        parameters = perceptron(1).named_parameters()
-        optimizer = ballast.AdamW(parameters, server=several.server, run="refused", follow=follow, ema=ema)
-        with pytest.raises(ballast.Rejected, match=f"{what} is set, and the run is on several daemons"):
-            optimizer.connect()
-        optimizer.close()
+    parameters = perceptron(1).named_parameters()
+    optimizer = ballast.AdamW(parameters, server=several.server, run="refused", follow=ballast.Follow(tags=1))
+    with pytest.raises(ballast.Rejected, match="follow.tags is set, and the run is on several daemons"):
+        optimizer.connect()
+    optimizer.close()
     trained = perceptron(1)
     with ballast.AdamW(trained.named_parameters(), server=several.server, run="whole", follow=True) as optimizer:
         optimizer.connect()

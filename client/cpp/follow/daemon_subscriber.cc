@@ -107,6 +107,7 @@ absl::StatusOr<HeldSubscriber::Timeline> DaemonSubscriber::Now() {
   }
   v1::ListVersionsRequest of_series;
   of_series.set_format(subscription_.format);
+  if (subscription_.average) of_series.set_average(*subscription_.average);
   if (auto s = AskNow(connection_->follow(), &v1::FollowService::Stub::ListVersions, of_series, &versions); !s.ok()) {
     return s;
   }

@@ -16,16 +16,11 @@ namespace ballast {
 namespace {
 
 absl::Status CheckForParts(const SubscribeOptions& subscription) {
-  const auto refuse = [&](const std::string& what, const std::string& instead) {
-    return absl::UnimplementedError(absl::StrCat(what, " of run '", subscription.run_id,
-                                                 "', which is on several daemons, cannot be followed: ", instead));
-  };
-  if (!subscription.tag.empty()) {
-    return refuse(absl::StrCat("version '", subscription.tag, "'"),
-                  "its daemons keep no versions by name; follow it without one");
-  }
-  if (subscription.average) return refuse("an average", "follow its weights, without `average`");
-  return absl::OkStatus();
+  if (subscription.tag.empty()) return absl::OkStatus();
+  return absl::UnimplementedError(absl::StrCat(
+      "version '", subscription.tag, "' of run '", subscription.run_id,
+      "', which is on several daemons, cannot be followed: its daemons keep no versions by name; follow it "
+      "without one"));
 }
 
 }  // namespace

@@ -9,7 +9,7 @@
 // - FollowedVersion: `generation` is another one whenever a daemon's is; `skipped` is that of the part that missed most, and
 //   `closed_unix_s` of the daemon that closed the step last. `base_step` is there where all parts came as changes.
 // - Memory: all weights once, over the parts; and while they wait, what each part's version changes, at most twice its weights.
-// - UNIMPLEMENTED: `tag`, Rollback and `average`. INVALID_ARGUMENT: the list of servers. FAILED_PRECONDITION: they do not have
+// - UNIMPLEMENTED: `tag` and Rollback. INVALID_ARGUMENT: the list of servers. FAILED_PRECONDITION: they do not have
 //   the parts of one run, in this order.
 //
 // Threads: as subscriber.h says. A thread of its own watches what the parts offer, and asks their daemons.

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,9 +15,10 @@ namespace ballast {
 
 constexpr uint32_t kDozen = 12;
 
-// How a run is served, and its readers follow it: "" as it is served.
+// How a run is served, and its readers follow it: "" as it is served; or an average.
 struct ServedAndFollowed {
   std::string serving = {}, format = {};
+  std::optional<double> average = {};
 };
 
 inline Training FollowedDozen(const ServedAndFollowed& formats = {}, uint32_t world = 1) {
@@ -25,6 +27,10 @@ inline Training FollowedDozen(const ServedAndFollowed& formats = {}, uint32_t wo
   training.spec.mutable_groups(0)->set_serving(formats.serving);
   training.spec.mutable_follow();
   if (!formats.format.empty()) training.spec.mutable_follow()->add_formats(formats.format);
+  if (formats.average) {
+    training.spec.add_averages(*formats.average);
+    training.spec.mutable_follow()->set_averages(true);
+  }
   training.spec.mutable_rewind()->set_snapshots(3);
   training.spec.mutable_rewind()->set_every(2);
   return training;
@@ -39,28 +45,35 @@ inline Training ServedAsFollowed(Training training) {
   return training;
 }
 
-inline std::unique_ptr<Subscriber> FollowParts(const std::string& server, const std::string& format = "",
+inline std::unique_ptr<Subscriber> FollowParts(const std::string& server, const ServedAndFollowed& how = {},
                                                bool marks_changed = false) {
-  auto reader = Subscriber::Open({.server = server, .log = [](const std::string&) {}},
-                                 {.run_id = "dozen", .marks_changed = marks_changed, .format = format});
+  auto reader = Subscriber::Open(
+      {.server = server, .log = [](const std::string&) {}},
+      {.run_id = "dozen", .marks_changed = marks_changed, .average = how.average, .format = how.format});
   EXPECT_TRUE(reader.ok()) << reader.status();
   return reader.ok() ? *std::move(reader) : nullptr;
 }
 
-// After each step from 0 on, of the same training on one daemon.
-inline std::vector<ServedBits> BitsOfSteps(const Training& training) {
+// After each step from 0 on, of the same training on one daemon; of the average, what its reader has there.
+inline std::vector<ServedBits> BitsOfSteps(const Training& training, std::optional<double> average = {}) {
   const Daemons daemons(1);
   std::vector<std::unique_ptr<PartsRank>> ranks;
   for (uint32_t r = 0; r < training.world; ++r) {
     ranks.push_back(std::make_unique<PartsRank>(daemons.addresses(), training, r));
     EXPECT_EQ(ranks.back()->Join(), absl::OkStatus());
   }
-  std::vector<ServedBits> bits = {Pulled(ranks[0]->client(), training.spec)};
+  const auto reader = average ? FollowParts(daemons.addresses(), {.average = average}) : nullptr;
+  const auto look = [&](int step) {
+    if (reader == nullptr) return Pulled(ranks[0]->client(), training.spec);
+    Reach(*reader, static_cast<uint64_t>(step));
+    return Here(*reader);
+  };
+  std::vector<ServedBits> bits = {look(0)};
   for (int step = 1; step <= training.steps; ++step) {
     std::vector<std::thread> threads;
     for (auto& rank : ranks) threads.emplace_back([&rank, step] { rank->Train(step, step); });
     for (std::thread& thread : threads) thread.join();
-    bits.push_back(Pulled(ranks[0]->client(), training.spec));
+    bits.push_back(look(step));
   }
   return bits;
 }

@@ -26,13 +26,13 @@ class PartsFollowTest : public ::testing::TestWithParam<ServedAndFollowed> {};
 TEST_P(PartsFollowTest, EachVersionIsWhatAPullBringsAndWhatOneDaemonGives) {
   Training training = FollowedDozen(GetParam());
   training.steps = 6;
-  const std::vector<ServedBits> pulled = BitsOfSteps(ServedAsFollowed(training));
+  const std::vector<ServedBits> pulled = BitsOfSteps(ServedAsFollowed(training), GetParam().average);
   const Daemons daemons(3), alone(1);
   PartsRank rank(daemons.addresses(), training, 0), same(alone.addresses(), training, 0);
   ASSERT_EQ(rank.Join(), absl::OkStatus());
   ASSERT_EQ(same.Join(), absl::OkStatus());
-  const std::string& format = GetParam().format;
-  const auto reader = FollowParts(daemons.addresses(), format), other = FollowParts(alone.addresses(), format);
+  const auto reader = FollowParts(daemons.addresses(), GetParam());
+  const auto other = FollowParts(alone.addresses(), GetParam());
   ASSERT_TRUE(reader != nullptr && other != nullptr);
   for (int step = 0; step <= training.steps; ++step) {
     if (step > 0) rank.Train(step, step);
@@ -56,14 +56,14 @@ TEST_P(PartsFollowTest, EachVersionIsWhatAPullBringsAndWhatOneDaemonGives) {
 TEST_P(PartsFollowTest, WhileTwoRanksTrainEveryVersionIsOfOneStep) {
   Training training = FollowedDozen(GetParam(), /*world=*/2);
   training.steps = 40;
-  const std::vector<ServedBits> wanted = BitsOfSteps(ServedAsFollowed(training));
+  const std::vector<ServedBits> wanted = BitsOfSteps(ServedAsFollowed(training), GetParam().average);
   const Daemons daemons(3);
   std::vector<std::unique_ptr<PartsRank>> ranks;
   for (uint32_t r = 0; r < 2; ++r) {
     ranks.push_back(std::make_unique<PartsRank>(daemons.addresses(), training, r));
     ASSERT_EQ(ranks.back()->Join(), absl::OkStatus());
   }
-  const auto reader = FollowParts(daemons.addresses(), GetParam().format, /*marks_changed=*/true);
+  const auto reader = FollowParts(daemons.addresses(), GetParam(), /*marks_changed=*/true);
   ASSERT_NE(reader, nullptr);
   std::vector<std::thread> threads;
   for (auto& rank : ranks) threads.emplace_back([&rank, &training] { rank->Train(1, training.steps); });
@@ -95,10 +95,12 @@ TEST_P(PartsFollowTest, WhileTwoRanksTrainEveryVersionIsOfOneStep) {
 INSTANTIATE_TEST_SUITE_P(Formats, PartsFollowTest,
                          ::testing::Values(ServedAndFollowed{"fp32"}, ServedAndFollowed{"bf16"},
                                            ServedAndFollowed{"int8-row"}, ServedAndFollowed{"fp32", "bf16"},
-                                           ServedAndFollowed{"fp32", "int8-row"}, ServedAndFollowed{"bf16", "fp32"}),
+                                           ServedAndFollowed{"fp32", "int8-row"}, ServedAndFollowed{"bf16", "fp32"},
+                                           ServedAndFollowed{.serving = "bf16", .average = 0.9}),
                          [](const auto& test) {
                            const std::string& format = test.param.format;
-                           return InTestName(test.param.serving + (format.empty() ? "" : "In" + format));
+                           return InTestName(test.param.serving + (format.empty() ? "" : "In" + format) +
+                                             (test.param.average ? "Average" : ""));
                          });
 
 // A run on three daemons after step 7, and a reader of it.
@@ -107,10 +109,10 @@ class PartsRewindTest : public ::testing::Test {
   void Begin(const ServedAndFollowed& formats) {
     Training training = FollowedDozen(formats);
     training.steps = 8;
-    wanted_ = BitsOfSteps(ServedAsFollowed(training));
+    wanted_ = BitsOfSteps(ServedAsFollowed(training), formats.average);
     rank_.emplace(daemons_.addresses(), training, 0);
     ASSERT_EQ(rank_->Join(), absl::OkStatus());
-    reader_ = FollowParts(daemons_.addresses(), formats.format);
+    reader_ = FollowParts(daemons_.addresses(), formats);
     ASSERT_NE(reader_, nullptr);
     rank_->Train(1, 7);
     Reach(*reader_, 7);
@@ -150,6 +152,11 @@ TEST_F(PartsRewindTest, ReadersGoBackWithTheRun) {
 
 TEST_F(PartsRewindTest, ReadersInAnotherFormatGoBackWithTheRun) {
   ASSERT_NO_FATAL_FAILURE(Begin({"fp32", "bf16"}));
+  GoBackAndOn();
+}
+
+TEST_F(PartsRewindTest, ReadersOfAnAverageGoBackWithTheRun) {
+  ASSERT_NO_FATAL_FAILURE(Begin({.serving = "fp32", .average = 0.9}));
   GoBackAndOn();
 }
 
@@ -271,11 +278,9 @@ TEST(PartsFollowDaemonsTest, WhatCannotBeFollowedIsRefusedByName) {
   };
   EXPECT_THAT(created([](v1::RunSpec* spec) { spec->mutable_follow()->set_tags(1); }),
               HasSubstr("follow.tags is set, and the run is on several daemons"));
-  EXPECT_THAT(created([](v1::RunSpec* spec) {
-                spec->add_averages(0.9);
-                spec->mutable_follow()->set_averages(true);
-              }),
-              HasSubstr("follow.averages is set, and the run is on several daemons"));
+  EXPECT_THAT(
+      std::string(Subscriber::Open({.server = a + "," + b}, {.run_id = "dozen", .average = 0.9}).status().message()),
+      HasSubstr("run 'dozen' at " + a + " has no average with the decay 0.9 that may be followed"));
 }
 
 }  // namespace

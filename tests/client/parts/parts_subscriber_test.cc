@@ -256,13 +256,12 @@ TEST_F(PartsSubscriberTest, CloseEndsANextThatWaits) {
   EXPECT_TRUE(reader_->Await(0));
 }
 
-TEST_F(PartsSubscriberTest, NamesAndAveragesAreRefusedByName) {
+TEST_F(PartsSubscriberTest, NamesAreRefusedByName) {
   EXPECT_EQ(reader_->Rollback("best").code(), absl::StatusCode::kUnimplemented);
   const auto refused = [](const SubscribeOptions& subscription) {
     return std::string(Subscriber::Open({.server = "a:1,b:2"}, subscription).status().message());
   };
   EXPECT_THAT(refused({.run_id = "r", .tag = "best"}), HasSubstr("version 'best' of run 'r', which is on several"));
-  EXPECT_THAT(refused({.run_id = "r", .average = 0.9}), HasSubstr("an average of run 'r', which is on several"));
   EXPECT_THAT(std::string(Subscriber::Open({.server = "a:1,a:1"}, {.run_id = "r"}).status().message()),
               HasSubstr("named twice"));
 }
