@@ -3,8 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <thread>
 
 #include "proto/bitmap.h"
 
@@ -81,6 +83,14 @@ class MeasureRpcTest : public TeamRpcTest {
       EXPECT_EQ(answer.result->spikes_size(), 0);
       EXPECT_TRUE(answer.weights.empty());
     }
+  }
+  // The open step awaits nothing more of the rank.
+  void AwaitEndOf(uint32_t rank, const std::string& run_id) {
+    const auto is_awaited = [&] {
+      const v1::RunStatus status = Status(run_id);
+      return std::ranges::any_of(status.awaited(), [&](const v1::AwaitedRank& one) { return one.rank() == rank; });
+    };
+    while (is_awaited()) std::this_thread::yield();
   }
   static void ExpectDisagreement(Team* team, const std::string& about) {
     for (const auto& wire : team->wires) {
@@ -206,6 +216,7 @@ TEST_F(MeasureRpcTest, ADiscardedStepChangesNothing) {
       if (rank > 0) team.wires[rank]->EndMicro(0, "", std::numeric_limits<double>::infinity());
     }
     team.wires[0]->Send(DiscardRequest("at 1"));
+    AwaitEndOf(0, team.spec.run_id);  // else two of the others may disagree first
     for (uint32_t rank = 1; rank < world; ++rank) {
       team.wires[rank]->BeginMicro(1, /*last=*/true);
       SendGradients(team, rank, 1, 1, 3);
