@@ -2,6 +2,8 @@
 
 #include <pthread.h>
 
+#include <algorithm>
+
 namespace ballast {
 
 WorkerTeam::WorkerTeam(uint32_t threads, const char* name) {
@@ -24,14 +26,13 @@ void WorkerTeam::Share(uint64_t parts, Work work) {
   const bool shared = parts > 1 && !workers_.empty();
   if (shared) {
     absl::MutexLock lock(&mu_);
-    ++number_;
-    open_ = true;
+    wanted_ = static_cast<uint32_t>(std::min<uint64_t>(parts - 1, workers_.size()));
   }
   WorkOn();
   if (!shared) return;
   const auto done = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return working_ == 0; };
   absl::MutexLock lock(&mu_);
-  open_ = false;  // no part is left
+  wanted_ = 0;
   mu_.Await(absl::Condition(&done));
 }
 
@@ -44,19 +45,18 @@ void WorkerTeam::WorkOn() {
 }
 
 void WorkerTeam::WorkerLoop() {
-  uint64_t seen = 0;
+  const auto ready = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return wanted_ > 0 || stopping_; };
   while (true) {
     {
-      const auto ready = [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return number_ != seen || stopping_; };
       absl::MutexLock lock(&mu_);
       mu_.Await(absl::Condition(&ready));
-      if (number_ == seen) return;
-      seen = number_;
-      if (!open_) continue;
+      if (stopping_) return;
+      --wanted_;
       ++working_;
     }
     WorkOn();
     absl::MutexLock lock(&mu_);
+    wanted_ = 0;  // no part is left
     --working_;
   }
 }

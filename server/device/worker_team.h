@@ -28,8 +28,8 @@ class WorkerTeam {
   // All but the caller; for who places them on processors.
   std::vector<std::thread>& workers() { return workers_; }
 
-  // Calls work(i) once for each i of [0, parts), in any order, several at a time. Waking the workers costs some 10 us. It waits
-  // for those that have begun a part, and not for one that the system has not run by then.
+  // Calls work(i) once for each i of [0, parts), in any order, several at a time. It wakes no more workers than there are parts
+  // for, which costs some 10 us, and waits for those that have begun, and not for one that the system has not run by then.
   void Share(uint64_t parts, absl::FunctionRef<void(uint64_t part)> work);
 
  private:
@@ -43,9 +43,8 @@ class WorkerTeam {
   std::atomic<uint64_t> next_ = 0;
 
   absl::Mutex mu_;
-  uint64_t number_ ABSL_GUARDED_BY(mu_) = 0;   // of the work in hand
-  bool open_ ABSL_GUARDED_BY(mu_) = false;     // workers may still begin on it
-  uint32_t working_ ABSL_GUARDED_BY(mu_) = 0;  // workers that have begun on it, and not ended
+  uint32_t wanted_ ABSL_GUARDED_BY(mu_) = 0;   // workers that may still begin on the work in hand
+  uint32_t working_ ABSL_GUARDED_BY(mu_) = 0;  // that have begun, and not ended
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
 
   std::vector<std::thread> workers_;
