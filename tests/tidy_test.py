@@ -6,14 +6,19 @@ import sys
 from pathlib import Path
 
 import pytest
+import tidy_documents
 import tidy_rules
 from tidy_build import type_names, unbuilt_tests
 from tidy_references import file_names, references
 from tidy_rules import cpp_functions, list_files, read_tree
 
-RULES = [*tidy_rules.RULES, type_names, unbuilt_tests, references, file_names]
+RULES = [*tidy_rules.RULES, *tidy_documents.RULES, type_names, unbuilt_tests, references, file_names]
 
 ROOT = Path(__file__).resolve().parents[1]
+CONFIGURED = {
+    "proto/ballast/v1/config.proto": "message DaemonConfig {\n  LimitsConfig limits = 1;\n}\n\n"
+    "message LimitsConfig {\n  double lease = 6;  // seconds\n}\n"
+}
 LONG_BODY = "  f();\n" * 80
 
 # (rule, files of a small tree, what the rule says about it)
@@ -107,6 +112,39 @@ PLANTED = [
         {"deploy/prometheus/a.yml": "expr: ballast_x > 1\n"},
         "ballast_x is not in server/metrics/METRICS.md",
     ),
+    (
+        "links",
+        {"deploy/README.md": "see [it](../server/GONE.m" "d)\n"},
+        "deploy/README.md:1: there is no server/GONE.md",
+    ),
+    ("links", {"README.md": "see [it](#how)\n# Why\n"}, "README.md has no heading for #how"),
+    (
+        "document_metrics",
+        {
+            "README.md": "`ballast_x` and `ballast_y`\n",
+            "server/metrics/METRICS.md": "| `ballast_x` | gauge |  | X. |\n",
+        },
+        "README.md:1: ballast_y is not in",
+    ),
+    (
+        "document_metrics",
+        {
+            "server/README.md": "\n## Limits\n| a | 1 | `limits.a` | `x_total{all,some}` | `a_test` |\n",
+            "server/metrics/METRICS.md": "| `ballast_x_total` | counter | `reason` = all, none | X. |\n",
+        },
+        "server/README.md:3: ballast_x_total has no label with the value some",
+    ),
+    ("configuration_keys", CONFIGURED | {"README.md": "`limits.lease: 1s`, `limits.leese`\n"}, "no key limits.leese"),
+    ("configuration_keys", CONFIGURED | {"README.md": "`limits.most_...`\n"}, "there is no key limits.most_"),
+    ("variables", CONFIGURED | {"README.md": "BALLAST_LIMITS_LEASE, BALLAST_LISTEN\n"}, "nothing reads BALLAST_LISTEN"),
+    (
+        "message_fields",
+        {
+            "README.md": "`RunSpec.ranks`, `RunSpec.rank`\n",
+            "proto/a.proto": "message RunSpec {\n  uint32 ranks = 1;\n}\n",
+        },
+        "README.md:1: RunSpec has no field rank",
+    ),
     ("alerts_have_runbooks", {"deploy/prometheus/alerts.yml": "  - alert: A\n    expr: up\n"}, "A has no summary"),
 ]
 
@@ -126,6 +164,8 @@ HARMLESS = {
     "client/a.cc": "namespace {\nstruct A {};\n}  // namespace\n",
     "server/a.cc": "struct A;\nnamespace b {\nstruct A : B {};\n}  // namespace b\nstruct A::C {};\n",
     "client/b.h": "struct A {};\n",
+    "server/README.md": "[a](../kernels/A.md#the-order-of-sums), [b](#limits), [c](https://x.org/c.md), ![d](d.png), `x.yaml`, `A.b()`\n"
+    "\n## Limits\n| a | 1 | fixed | `x` | `a_test` |\n",
     "kernels/sums.h": "// kernels/A.m"
     'd, "The order\n// of sums"; `kernels/A.m'
     'd`, "One"\nconst char* kNames = {"b.md", "c"};\n',
