@@ -233,7 +233,8 @@ std::string HelpText() {
   return out +
          "\nBYTES: 65536, 64KiB or 64MB; DURATION: 30s or 500ms; LIST: a,b or, in the file, [a, b]. Exit codes: 0 "
          "drained, 1 could not start,\n"
-         "64 bad flag, 70 no GPU is left, 71 the watchdog, 75 stopped by a second signal, 78 bad configuration.\n";
+         "64 bad flag, 70 no GPU is left, 71 the watchdog, 74 some run's last steps could not be written,\n"
+         "75 stopped by a second signal, 78 bad configuration.\n";
 }
 
 std::string PrintConfig(const Config& config) {
