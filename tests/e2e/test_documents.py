@@ -106,3 +106,31 @@ def test_exit_codes_are_told_alike():
     told = re.search(r"Exit codes: (.*)\Z", help_of(BALLASTD), re.DOTALL)
     codes = [set(re.findall(r"\b\d+\b", found[1])) for found in (enum, document, told)]
     assert len(codes[0]) == 8 and codes[0] == codes[1] == codes[2]
+
+
+def losses_of_the_study() -> dict[str, list[tuple[str, float]]]:
+    """Of each pair of formats, on each task: the loss beyond fp32's, and the largest update."""
+    text = (ROOT / "tests" / "studies" / "results" / "codec_study.md").read_text()
+    found: dict[str, list[tuple[str, float]]] = {}
+    for table in text.split("| master + state | held-out loss |")[1:]:
+        for row in re.findall(r"^\| (.*) \|$", table.partition("\n\n")[0], re.MULTILINE)[1:]:
+            name, _, beyond, *_, update = row.split(" | ")
+            found.setdefault(name, []).append((beyond, float(update)))
+    return found
+
+
+def test_the_losses_that_are_told_are_the_studys():
+    text = (
+        (ROOT / "tests" / "bench" / "README.md")
+        .read_text()
+        .partition("\n**Quality**")[2]
+        .partition("\n\nThe default")[0]
+    )
+    study = losses_of_the_study()
+    rows = [row.split(" | ") for row in re.findall(r"^\| (.* \+ .*) \|$", text, re.MULTILINE)[1:]]
+    for name, text_loss, image_loss, updates in rows:
+        known = study[re.sub(r"\*\*|,(?! lr)| \(default\)", "", name)]
+        told = [float(update.replace(",", "")) for update in updates.split(", ")]
+        assert [text_loss, image_loss] == [loss for loss, _ in known], name
+        assert told == [update for _, update in known], name
+    assert len(rows) == 6
