@@ -85,6 +85,42 @@ def test_systemd_knows_every_setting(drop_ins, tmp_path):
     assert "Unknown key 'ProtectSyste'" in said(assembled(tmp_path, *drop_ins, without="m(?==strict)"))
 
 
+def test_a_start_has_as_long_as_its_runs_take_to_be_read_back():
+    """systemd's own limit, 90 s until READY=1, ends a daemon that reads longer, and each that is started after it."""
+    assert settings([UNIT])["TimeoutStartSec"] == ["infinity"]
+
+
+STORED = "storage: {dir: /srv/other}\n"
+RELAYED = "relay: {upstream: 'trainer:7700', runs: [run-1]}\n"
+
+
+@pytest.mark.skipif(not BALLASTD.exists(), reason="needs a built daemon")
+@pytest.mark.parametrize(
+    ("file", "drop_in", "folder"),
+    [
+        ("", "", "/var/lib/ballast"),
+        (STORED, "", "/var/lib/ballast"),
+        (STORED, "Environment=BALLAST_STORAGE_DIR=/srv/ballast\n", "/srv/ballast"),
+        (RELAYED, "Environment=BALLAST_STORAGE_DIR=off\n", "off"),
+    ],
+    ids=["nothing said", "another folder in the file", "another folder", "a relay"],
+)
+def test_a_drop_in_says_where_storage_is(file, drop_in, folder, tmp_path):
+    """And what is checked before the start is what is started."""
+    (tmp_path / "ballast.yaml").write_text(file)
+    (tmp_path / "drop-in.conf").write_text(drop_in)
+    unit = settings([UNIT, tmp_path / "drop-in.conf"])
+    environment = plain_environment() | dict(line.split("=", 1) for line in unit["Environment"])
+    check, start = (
+        [BALLASTD, *line.replace("/etc/ballast.yaml", str(tmp_path / "ballast.yaml")).split()[1:]]
+        for line in (*unit["ExecStartPre"], *unit["ExecStart"])
+    )
+    for command in (check, [*start, "--print-config"]):
+        told = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+        assert told.returncode == 0, told.stderr
+    assert f'\n  dir: "{folder}"\n' in told.stdout
+
+
 def test_the_user_is_made(tmp_path):
     if not shutil.which("systemd-sysusers"):
         pytest.skip("systemd-sysusers is not installed: the user was not made")
