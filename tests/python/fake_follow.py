@@ -24,7 +24,7 @@ _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 _V1 = "ballast.v1"
 
 
-def _messages(folder: Path) -> Any:
+def messages(folder: Path) -> Any:
     """The protocol's messages by name, without stubs: those would be a package of the client's name."""
     out = folder / "protocol.pb"
     protos = [str(ROOT / "proto" / "ballast" / "v1" / f"{name}.proto") for name in ("admin", "follow")]
@@ -43,7 +43,7 @@ class FakeFollow:
     """Started by the constructor, at `server`. `weights`: of the run, by name; they say what its spec is."""
 
     def __init__(self, folder: Path, weights: Mapping[str, Tensor], follow: bool = True):
-        self._message = _messages(folder)
+        self._message = messages(folder)
         self._said: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.requests: list[Any] = []
         self.describe(weights, follow)

@@ -95,7 +95,8 @@ Finding CheckFailedRuns(const v1::ListRunsResponse& runs) {
   }
   if (failed.empty()) return {Level::kOk, "failed runs", "none", ""};
   return {Level::kFail, "failed runs", absl::StrJoin(failed, ", "),
-          "see the daemon's log; delete them to free their memory"};
+          "see the daemon's log, and start their trainers again: each run is made anew, with storage from its last "
+          "checkpoint. To free their memory alone: `ballastctl delete RUN --keep-checkpoints`"};
 }
 
 // How the ops server is spoken to.
