@@ -113,6 +113,13 @@ def test_health_at_a_socket_whose_path_has_a_space(tmp_path):
         assert (answer.returncode, answer.stdout) == (0, "SERVING\n"), answer.stderr
 
 
+def test_a_plan_counts_what_a_journal_writes(tmp_path):
+    (tmp_path / "storage").mkdir()
+    with Daemon(tmp_path, "--storage.dir", str(tmp_path / "storage")) as daemon:
+        plain, journaled = (daemon.ctl("plan", "--parameters", "1e6", *flags).stdout for flags in ((), ("--journal",)))
+        assert "journal" not in plain and re.search(r"journal, a step +2,000,000", journaled), journaled
+
+
 def test_sigterm_drains_and_exits_0(tmp_path):
     with Daemon(tmp_path, "--drain_timeout", "1h") as daemon:  # nothing is open: it is not waited for
         assert daemon.stop() == 0, daemon.log.read_text()

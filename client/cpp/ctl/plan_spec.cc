@@ -141,6 +141,7 @@ std::vector<Flag> PlanFlags() {
           {"accumulation", "N", "micro-batches a step, at most; default 1"},
           {"commit", "MODE", "release (default) or staged, which keeps all gradients until they are judged"},
           {"snapshots", "N", "of past steps, in host memory, to rewind to; default 0"},
+          {"journal", "", "of its steps, by durability journal or journal_sync: counts what a step writes to the disk"},
           {"readers", "N", "who follow the run at a time, as `ballastctl follow` does; default 0"},
           {"reader-formats", "FORMATS", "what they may follow it in beside --serving, as bf16,fp8-e4m3; default none"},
           {"tags", "N", "versions of the weights that may have names at a time, as `ballastctl tag` gives; default 0"},
@@ -158,6 +159,7 @@ absl::StatusOr<v1::RunSpec> PlanSpec(const Invocation& invocation) {
   if (!added.ok()) return added;
   for (v1::TensorSpec& tensor : *spec.mutable_tensors()) tensor.set_dtype(invocation.Get("dtype", "bf16"));
   if (auto taken = TakeSteps(invocation, &spec); !taken.ok()) return taken;
+  if (invocation.Has("journal")) spec.mutable_checkpoint()->set_durability(v1::DURABILITY_MODE_JOURNAL);
   if (auto taken = TakeAverages(invocation, &spec); !taken.ok()) return taken;
   v1::GroupSpec* group = spec.add_groups();
   group->set_rule(invocation.Get("rule", "adamw"));
