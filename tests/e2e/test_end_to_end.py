@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from daemon import BALLASTD, EXAMPLE, ROOT, Daemon, plain_environment, until
+from daemon import BALLASTCTL, BALLASTD, EXAMPLE, ROOT, Daemon, plain_environment, until
 
 
 def run(*command, seconds=120, **more):
@@ -167,6 +167,14 @@ def test_check_config_accepts_what_print_config_prints(tmp_path):
     checked = run(BALLASTD, "--check-config", "--config", file)
     assert checked.returncode == 0, checked.stderr
     assert "7s" in printed.stdout
+
+
+def test_a_daemon_of_a_trainers_own_has_to_be_named():
+    """`local` is a server for a trainer alone."""
+    command = [BALLASTCTL, "runs"]
+    environment = plain_environment() | {"BALLAST_SERVER": "local"}
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert refused.returncode == 1 and "stderr names, by --server" in refused.stderr, refused.stderr
 
 
 def test_an_unknown_flag_is_named():

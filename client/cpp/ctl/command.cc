@@ -37,6 +37,11 @@ absl::Status CheckWhole(const Invocation& invocation, Client& client, const std:
 }
 
 absl::StatusOr<std::unique_ptr<Client>> Connect(const Invocation& invocation) {
+  if (invocation.server == "local") {
+    return absl::InvalidArgumentError(
+        "server 'local' is a daemon that a Python process has started for itself: give its address, unix:PATH, which a "
+        "line on that process's stderr names, by --server or BALLAST_SERVER");
+  }
   auto client = Client::Connect(OptionsOf(invocation));
   if (client.ok()) return client;
   return InCommandLine(client.status());
