@@ -45,6 +45,12 @@ absl::Status CheckMode(const std::string& file, const struct stat& found) {
   const bool of_root = found.st_uid == 0 && geteuid() != 0;  // and the group is the daemon's, or it could not read it
   const mode_t allowed = of_root ? S_IRWXU | S_IRWXG : S_IRWXU;
   if ((found.st_mode & (S_IRWXU | S_IRWXG | S_IRWXO) & ~allowed) == 0) return absl::OkStatus();
+  // Root looks at what is another user's to use: chmod 600 would take it from that user.
+  if (found.st_uid == 0 && (found.st_mode & S_IRWXO) == 0) {
+    return Wrong(file, absl::StrFormat("its group can read or write this secret (mode %04o), which is right only for a "
+                                       "user of that group: look as that user, or chmod 600 %s",
+                                       found.st_mode & 07777, file));
+  }
   return Wrong(file, absl::StrFormat("others than its owner can read or write this secret (mode %04o): chmod 600 %s, "
                                      "and make a new one if another user may have read it",
                                      found.st_mode & 07777, file));

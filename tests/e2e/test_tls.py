@@ -1,5 +1,6 @@
 """TLS through the doors that people take: certificates, the daemon, trainers, ballastctl, HTTPS, rotation, and mistakes."""
 
+import os
 import re
 import subprocess
 import sys
@@ -270,6 +271,17 @@ def test_what_is_wrong_with_a_file_is_said_before_anything_starts(pki, err, key,
     assert result.returncode in (64, 78), result
     assert f"--{key}: {pki / file}: " in result.stderr and says in result.stderr, result.stderr
     assert "PRIVATE" not in result.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes a file of root's")
+def test_roots_key_for_the_daemons_group_is_not_to_be_closed_to_it(pki):
+    """As deploy/systemd/ballastd.service has it: only who looks as root is refused."""
+    pki.folder.chmod(0o755)
+    (pki / "daemon.key").chmod(0o640)
+    os.chown(pki / "daemon.key", 0, 65534)
+    command = [BALLASTD, "--listen=127.0.0.1:0", "--check-config", *pki.flags]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=60, env=plain_environment())
+    assert refused.returncode == 64 and "look as that user, or chmod 600" in refused.stderr, refused.stderr
 
 
 def test_a_client_names_its_own_file(daemon, pki):
