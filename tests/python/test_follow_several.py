@@ -34,6 +34,17 @@ def stored(tmp_path: Path) -> Iterator[Daemons]:
         yield started
 
 
+def test_names_are_refused_and_told_what_there_is_in_their_place(several: Daemons) -> None:
+    trained = perceptron(1)
+    with ballast.AdamW(
+        trained.named_parameters(), lr=1e-2, server=several.server, run="named", follow=True
+    ) as optimizer:
+        train(trained, optimizer, 1)
+        for asked in (lambda: optimizer.tag("good"), lambda: optimizer.untag("good"), optimizer.tags):
+            with pytest.raises(ballast.Rejected, match="keep no versions by name, and list none: follow the newest"):
+                asked()
+
+
 def training_on(server: str, **options: Any) -> Training:
     torch.manual_seed(7)
     adamw = partial(ballast.AdamW, server=server, run=RUN, reconnect_timeout=60, follow=True, on_torn="rewind")

@@ -169,10 +169,11 @@ absl::Status PartsClient::BindServed(uint32_t tensor, void* codes, uint64_t byte
   return place.ok() ? daemons_[place->part]->BindServed(place->index, codes, bytes, scales) : place.status();
 }
 
-// Nobody brings the versions of its parts together yet, and their specs have no `follow`.
+// Readers that follow put the newest versions of the parts together; nobody does so with names.
 static absl::Status NoVersions(const std::string& run_id) {
   return absl::UnimplementedError(
-      absl::StrCat("run '", run_id, "' is on several daemons, which have no versions of it: give it to one daemon"));
+      absl::StrCat("run '", run_id, "' is on several daemons, which keep no versions by name, and list none: ",
+                   "follow the newest, or give the run to one daemon"));
 }
 
 absl::StatusOr<v1::TagVersionResponse> PartsClient::TagVersion(const v1::TagVersionRequest& request) {
