@@ -182,6 +182,24 @@ class Membership:
             )
         return with_ranks(spec, most)
 
+    def spec_to_go_on(self) -> dict[str, Any] | None:
+        """Of a run that is there, as ballast.v1.RunSpec; None: it is on the daemon's disk alone, and is read back when it is
+        joined. Rejected, and nothing is created, if it is neither."""
+        client, run = self.connected(), self._rank.run
+        try:
+            spec: dict[str, Any] = client.get_run(run)["spec"]
+            return spec
+        except Rejected as refused:
+            if refused.code != "NOT_FOUND":
+                raise
+            if _is_on_disk(client, run):
+                return None
+            raise Rejected(
+                f"{refused}. weights='server' goes on with a run that is there: leave it out to begin one, or, where the script is to "
+                "do either, register the trainer's state (register_client_state) and call connect() in its place",
+                refused.code,
+            ) from None
+
     def _is_there(self) -> bool:
         """Whether the daemon has a run of that name."""
         return any(status["run_id"] == self._rank.run for status in self.connected().list_runs()["runs"])
@@ -197,3 +215,10 @@ class Membership:
         if self._left is not None:
             self._left.weights.let_go()
         self._left = None
+
+
+def _is_on_disk(client: _core.Client, run: str) -> bool:
+    try:
+        return bool(client.list_checkpoints(run)["checkpoints"])
+    except Rejected:  # the daemon has no storage, or nothing of that name there
+        return False

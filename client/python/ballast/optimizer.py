@@ -281,8 +281,8 @@ class Optimizer(Prepared, InStep, Durable, Averaging, OptimizerState, Uncopyable
 
     def _pull_at_once(self) -> None:
         try:
-            # A run that does not exist is not to be created empty.
-            self._settings.go_on_as(self._membership.connected().get_run(self.run)["spec"])
+            if (spec := self._membership.spec_to_go_on()) is not None:
+                self._settings.go_on_as(spec)
             self.pull()
         except BaseException:
             self.close()

@@ -59,6 +59,10 @@ nb::dict Checkpoint(const PyClient& self, const std::string& run_id) {
   return ToDict(OrThrow(self.Ask([run_id](Client& client) { return client.Checkpoint(run_id); })));
 }
 
+nb::dict ListCheckpoints(const PyClient& self, const std::string& run_id) {
+  return ToDict(OrThrow(self.Ask([run_id](Client& client) { return client.ListCheckpoints(run_id); })));
+}
+
 nb::dict TagVersion(const PyClient& self, const std::string& run_id, const std::string& name, bool replace) {
   v1::TagVersionRequest request;
   request.set_run_id(run_id);
@@ -106,6 +110,7 @@ void BindRuns(nb::class_<PyClient>& client) {
       .def("get_history", &GetHistory, arg("run_id"), arg("after_step"))
       .def("delete_run", &DeleteRun, arg("run_id"), arg("force") = false, arg("keep_checkpoints") = false)
       .def("checkpoint", &Checkpoint, arg("run_id"))
+      .def("list_checkpoints", &ListCheckpoints, arg("run_id"))
       .def("tag_version", &TagVersion, arg("run_id"), arg("name"), arg("replace") = false)
       .def("untag_version", &UntagVersion, arg("run_id"), arg("name"))
       .def("list_versions", &ListVersions, arg("run_id"))
