@@ -138,6 +138,8 @@ absl::Status RunRegistry::GoOnFromNewest(const std::vector<CheckpointReader>& ca
       Log(LogLevel::kInfo, "restored", "run restored from its newest checkpoint",
           {{"run_id", run_id}, {"step", step}, {"path", checkpoint.folder()}});
     } else {
+      ASSIGN_OR_RETURN(const std::shared_ptr<RunFolder> folder, options_.storage->FolderOf(run_id));
+      RETURN_IF_ERROR(folder->PassOver(WrittenOf(checkpoint).place.number));
       Log(LogLevel::kError, "restored", "run restored from an older checkpoint: newer ones are damaged",
           {{"run_id", run_id}, {"step", step}, {"path", checkpoint.folder()}, {"err", JoinMessages(damaged)}});
     }

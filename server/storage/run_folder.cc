@@ -193,6 +193,13 @@ absl::Status RunFolder::SetAside(const CheckpointEntry& entry) {
   return RenameSynced(entry.name, NameIn(CheckpointState::kSetAside, entry.place));
 }
 
+absl::Status RunFolder::PassOver(uint64_t number) {
+  ASSIGN_OR_RETURN(const uint64_t next, NextNumber());
+  read_ = number;
+  passed_over_ = next - 1;
+  return absl::OkStatus();
+}
+
 absl::Status RunFolder::RemoveFiles(const std::string& folder) {
   ASSIGN_OR_RETURN(const std::vector<Fs::Entry> files, fs_->List(folder));
   for (const Fs::Entry& file : files) {
@@ -232,12 +239,15 @@ absl::Status RunFolder::Retain(uint32_t kept, uint64_t replaced, std::optional<u
   absl::Status first;
   uint32_t newer = 0;  // that count
   for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry) {
-    const bool counts = entry->state == CheckpointState::kKept;
-    const bool is_replaced = counts && entry->place.number == replaced;
-    const bool goes = is_replaced || (newer >= kept && (counts || entry->state == CheckpointState::kSetAside));
+    const uint64_t number = entry->place.number;
+    const bool is_read = number <= read_ || number > passed_over_;
+    const bool counts = entry->state == CheckpointState::kKept && is_read;
+    const bool is_replaced = counts && number == replaced;
+    const bool may_go = entry->state == CheckpointState::kKept || entry->state == CheckpointState::kSetAside;
+    const bool goes = is_replaced || (newer >= kept && may_go);
     // What waits for the command is the newest of the run, so none that goes can come to be used meanwhile.
     const bool used = command_ != nullptr && command_->Uses(PathOf(*entry));
-    if (goes && !used && entry->place.number != spared) first.Update(Remove(*entry));
+    if (goes && !used && number != spared) first.Update(Remove(*entry));
     if (counts && !is_replaced) ++newer;
   }
   return first;

@@ -67,6 +67,9 @@ class RunFolder {
   absl::Status SetAside(uint64_t after_step, uint64_t last_number = std::numeric_limits<uint64_t>::max());
   // One that counts does so no more: it is damaged.
   absl::Status SetAside(const CheckpointEntry& entry);
+  // Those with a higher number than this one are damaged, of those that are there now: Retain does not count them. To be
+  // called before anything is written.
+  absl::Status PassOver(uint64_t number);
   // Removes the files that a checkpoint has, and its folder where nothing else is in it.
   absl::Status Remove(const CheckpointEntry& entry);
   // Removes what was not published, and what was being removed.
@@ -91,6 +94,7 @@ class RunFolder {
   Fs* fs_;
   std::string path_, runs_;
   PublishedCommand* command_;
+  uint64_t read_ = 0, passed_over_ = 0;  // PassOver's number, and the highest then
 };
 
 }  // namespace ballast

@@ -132,7 +132,7 @@ def _said(verdict: Verdict) -> list[str]:
 
 def _lines(place: Place, verdict: Verdict) -> list[str]:
     word = "damaged" if verdict.faults else "good"
-    aside = ", discarded: its steps were undone, or a daemon found it damaged" if place.state == "discarded" else ""
+    aside = ", discarded: its steps were undone" if place.state == "discarded" else ""
     return [f"{place.folder}: {word}{aside}", *(f"  {line}" for line in _said(verdict))]
 
 
