@@ -41,7 +41,8 @@ Command CheckpointsCommand() {
           .summary = "the checkpoints of a run on the daemon's disk, also of a run that is there alone",
           .details =
               "STATE is newest, which a daemon that starts reads back; kept; discarded: a rewind or a restore has\n"
-              "undone its steps; or damaged, and how. `ballastctl restore` goes back to one.\n",
+              "undone its steps; or damaged, and how, as far as its manifest and the sizes of its files tell:\n"
+              "`ballastctl verify` reads every byte. `ballastctl restore` goes back to one.\n",
           .flags = {},
           .run = PrintCheckpoints};
 }
