@@ -46,7 +46,8 @@ std::string StopReason(const RunSpec& spec, uint64_t step, const GradientFinding
   const std::string what = WhatIsNotFinite(found);
   if (what.empty()) return "";
   return absl::StrCat("run '", spec.run_id, "' is stopped (nonfinite = stop) since step ", step, ", in which ", what,
-                      "; no later step begins: find the cause, delete the run and create it again from weights you "
+                      "; no later step begins: find the cause, and take the run back to a step before "
+                      "(Rewind), where it keeps snapshots, or delete the run and create it again from weights you "
                       "trust");
 }
 

@@ -73,7 +73,8 @@ TEST(StepVerdictTest, AStoppedRunNamesTensorStepAndFix) {
   const event::Verdict verdict = JudgeStep(SpecWith(Nonfinite::kStop), 12, 1, kOneBad);
   EXPECT_EQ(verdict.outcome, Outcome::kAborted);
   EXPECT_EQ(verdict.reason, "nonfinite");
-  for (const char* word : {"'r1' is stopped", "nonfinite = stop", "since step 12", "tensor 2 'c'", "delete the run"}) {
+  for (const char* word : {"'r1' is stopped", "nonfinite = stop", "since step 12", "tensor 2 'c'", "take the run back",
+                           "delete the run"}) {
     EXPECT_THAT(verdict.detail, HasSubstr(word));
   }
   EXPECT_EQ(StopReason(SpecWith(Nonfinite::kStop, /*staged=*/false), 12, kOneBad), verdict.detail);
