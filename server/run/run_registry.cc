@@ -127,12 +127,14 @@ void RunRegistry::Expire(const std::shared_ptr<Run>& run, double idle_s) {
   DeleteNow(run_id, {.keep_checkpoints = true}, [this, run, run_id, idle_s](const absl::StatusOr<uint64_t>& freed) {
     expiries_.erase(run_id);
     if (freed.ok()) {
-      return Log(LogLevel::kInfo, "run_expired", "a run was deleted: no trainer came for longer than idle_run_timeout",
+      return Log(LogLevel::kInfo, "run_expired",
+                 "a run was taken from memory: no trainer came for longer than idle_run_timeout",
                  {{"run_id", run_id}, {"dur_s", idle_s}});
     }
     if (draining() || !run->Status().unattended_since_s) return;  // or a trainer has come meanwhile
     expiries_[run_id].not_before_s = MonotonicSeconds() + kExpireAgainS;
-    Log(LogLevel::kError, "run_not_expired", "a run that no trainer comes to cannot be deleted; it is tried again",
+    Log(LogLevel::kError, "run_not_expired",
+        "a run that no trainer comes to cannot be taken from memory; it is tried again",
         {{"run_id", run_id}, {"err", std::string(freed.status().message())}});
   });
 }
