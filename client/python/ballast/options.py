@@ -92,8 +92,8 @@ class RunOptions(TypedDict, total=False):
     gradient_accumulation_steps: backward() that make one step. Their gradients are summed, as torch does: divide the loss
         by their number for a mean. In release a step has so many, or fewer where Optimizer.accumulate, no_sync() or
         Accelerate tells which is the last; default 1. A staged step has at most so many; default 1024.
-    snapshots, snapshot_every: how many snapshots of past steps the daemon keeps in its memory, each as large as weights
-        and moments, and of every how many steps; the run can be rewound to them. See Optimizer.rewind.
+    snapshots, snapshot_every: how many snapshots of past steps the daemon keeps in its memory, at most 16, each as large as
+        weights and moments, and of every how many steps, 50 by default; the run can be rewound to them. See Optimizer.rewind.
     checkpoint_every_steps, checkpoint_every_seconds: when a daemon that has storage writes the run to its disk, so that it
         survives the daemon: after each step that is a multiple of the one; so many seconds after the last time; or both.
         Neither: every 600 seconds. By a daemon without storage they are refused, and so is checkpoints_kept. See
@@ -103,7 +103,7 @@ class RunOptions(TypedDict, total=False):
         most journal_steps; "journal_sync": none whose step() has returned. With a journal the daemon also writes each
         step's gradients, 2 or 4 bytes a parameter, and makes the steps again from them, to the same bits. None:
         "checkpoint".
-    journal_steps: with a journal, how many closed steps may wait for the disk before the next one does. None: 16.
+    journal_steps: with a journal, how many closed steps may wait for the disk before the next one does, at most 10,000. None: 16.
     follow: True, or a ballast.Follow(every, readers, ...): evaluators and inference engines may keep up with the run's weights, by
         ballast.follow, ballast.Subscriber or `ballastctl follow`. A run that was begun without, or with
         another, has this one from the time on when its trainer is started with it, and its snapshots go then. Of a run on several
@@ -117,15 +117,15 @@ class RunOptions(TypedDict, total=False):
         again, and comes to nothing; "continue": steps go on without it, as the mean over the others, which
         last_result.ranks_left_out tells, until a process takes its rank; that one takes part from the next step on, and
         needs weights="server". One that has never attached is awaited in any case: it has to begin as the others do.
-    rank_timeout: for how many seconds, after the daemon's lease, a step waits for a trainer that was lost; then it closes
-        PARTIAL or ABORTED, and so does each later one until a process takes that rank.
+    rank_timeout: for how many seconds, 60 by default, after the daemon's lease, a step waits for a trainer that was lost; then it
+        closes PARTIAL or ABORTED, and so does each later one until a process takes that rank.
     step_timeout: for how many seconds a step, from its first backward() anywhere, waits for a trainer that could send, also
         one that is there and silent, as in an endless loop; then it closes likewise. What a trainer itself waits for
         another does not count. None: as long as they are connected, since one that evaluates for half an hour is silent too.
     overlap_forward: step() does not wait for the new weights: the next forward does, module by module.
     weights: what the first gradient does about weights. "client": upload the trainer's, before the run's first step.
         "match": refuse to go on unless trainer and daemon have the same. "server": the constructor overwrites the
-        trainer's weights in place with the daemon's. None: "client" for a run without a step, else "match".
+        trainer's weights in place with the daemon's, of a run that is there; see Optimizer.connect for one that may not be. None: "client" for a run without a step, else "match".
     changed_weights: what becomes of weights that the trainer changes by itself after its first gradient (load_state_dict(),
         an operation in place, p.data = ...), which the daemon's next ones would overwrite. "refuse": the next step raises
         Rejected before its first gradient leaves, and names them; pull() takes the daemon's. One that is made while a step
@@ -149,8 +149,8 @@ class RunOptions(TypedDict, total=False):
         daemon reserves memory for so many. Default: world.
     transport: "auto": gradients and weights go through memory shared with the daemon where it is on the same host,
         else over "grpc". "shm": refuse to go on without shared memory.
-    connect_timeout, reconnect_timeout: seconds to wait for the daemon in the constructor, and for one that was lost
-        afterwards, in a step or beside it.
+    connect_timeout, reconnect_timeout: seconds to wait for the daemon in the constructor, 3 by default, and for one that was
+        lost afterwards, in a step or beside it; 15.
     join_timeout: seconds to wait, when joining the run, for the end of a step that is being made without this trainer; 3600
         by default. Longer than a step may be.
     """
