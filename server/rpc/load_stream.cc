@@ -36,6 +36,7 @@ void LoadStream::TellGrpc(const absl::Status& status) {
 }
 
 void LoadStream::OnReadDone(bool ok) {
+  if (!ok && IsCut()) return OnCancel();  // what came is no upload, even where it ends with a tensor
   if (!ok && run_ == nullptr) return End(absl::InvalidArgumentError("LoadState without a message"));
   if (!ok) return FinishLoad();
   if (run_ != nullptr) return LoadRequest();
@@ -50,6 +51,11 @@ void LoadStream::OnReadDone(bool ok) {
     }
     over ? self->run_->AbandonLoad(self->call_) : self->LoadRequest();
   });
+}
+
+bool LoadStream::IsCut() {
+  absl::MutexLock lock(&mu_);
+  return context_ != nullptr && context_->IsCancelled();
 }
 
 absl::Status LoadStream::Bind() {

@@ -27,6 +27,8 @@ class LoadStream final : public StreamCall<grpc::ServerReadReactor<v1::LoadState
  private:
   LoadStream(const RpcEnvironment& environment, v1::LoadStateResponse* response, const std::string& peer,
              grpc::CallbackServerContext* context);
+  // Whether the client is gone, rather than done.
+  bool IsCut();
   absl::Status Bind();
   void LoadRequest();
   void FinishLoad();

@@ -37,6 +37,12 @@ def gradient(chunk: int = 0, value: bytes = b"\0\0\0\0", **changed) -> trainer_p
     return trainer_pb2.TrainRequest(gradient=trainer_pb2.Gradient(**fields))
 
 
+def upload(token: bytes, chunk: int, value: bytes = b"\0\0\0\0", **changed) -> trainer_pb2.LoadStateRequest:
+    data = value * (CHUNK if chunk == 0 else ELEMENTS - CHUNK)
+    fields = {"format": "fp32", "data": data, "crc32c": crc32c(data), **changed}
+    return trainer_pb2.LoadStateRequest(session_token=token, chunk=chunk, **fields)
+
+
 def end(**fields) -> trainer_pb2.TrainRequest:
     return trainer_pb2.TrainRequest(step_end=trainer_pb2.StepEnd(**fields))
 
@@ -94,20 +100,18 @@ class Probe:
         fields = {"run_id": self.run, "world": 1, "protocol_min": 1, "protocol_max": 1, **changed}
         return self.trainer.Attach(trainer_pb2.AttachRequest(**fields))
 
-    def load(self, token: bytes, value: bytes = b"\0\0\0\0", **changed) -> None:
-        def requests():
-            for chunk in (1, 0, 0):  # in any order, and again
-                data = value * (CHUNK if chunk == 0 else ELEMENTS - CHUNK)
-                fields = {"format": "fp32", "data": data, "crc32c": crc32c(data), **changed}
-                yield trainer_pb2.LoadStateRequest(session_token=token, chunk=chunk, **fields)
-
-        self.trainer.LoadState(requests())
+    def load(self, token: bytes, value: bytes = b"\0\0\0\0", chunks=(1, 0, 0), **changed) -> None:
+        """Chunks in any order, and again."""
+        self.trainer.LoadState(iter([upload(token, chunk, value, **changed) for chunk in chunks]))
 
     def start(self, *messages, **changed) -> Stream:
         """Attached and loaded; the token is kept."""
         self.token = self.attach(**changed).session_token
         self.load(self.token)
         return Stream(self.trainer, self.token, *messages)
+
+    def loaded(self) -> bool:
+        return self.admin.GetRun(admin_pb2.GetRunRequest(run_id=self.run)).status.weights_loaded
 
     def pull(self, **fields) -> None:
         list(self.trainer.Pull(trainer_pb2.PullRequest(run_id=self.run, **fields)))
@@ -181,6 +185,23 @@ def loading(probe: Probe) -> list[str]:
     return [*early, *wrong, outcome(lambda: probe.load(token)), outcome(lambda: probe.pull(tensors=[1]))]
 
 
+def cut_replacement(probe: Probe) -> list[str]:
+    """Of a replacement that is cut when all of a tensor has come: the next one, of the same session, that is not whole; whether
+    there are weights then; and one that is."""
+    token = probe.attach().session_token
+    probe.load(token)
+    requests = queue.SimpleQueue()
+    call = probe.trainer.LoadState.future(iter(requests.get, None))
+    for chunk in (0, 1):
+        requests.put(upload(token, chunk, replace=True))
+    while probe.loaded():
+        pass
+    call.cancel()
+    requests.put(None)
+    in_part = outcome(lambda: probe.load(token, chunks=[0], replace=True))
+    return [in_part, str(probe.loaded()), outcome(lambda: probe.load(token, replace=True))]
+
+
 def rewound(probe: Probe) -> list[str]:
     """The stream; the token; whether the message begins as it should."""
     stream = probe.start(*WHOLE, END)
@@ -229,6 +250,7 @@ def probes(server: str) -> dict:
         "a second stream": second_stream(Probe(server)),
         "damaged": damaged(Probe(server)),
         "loading": loading(Probe(server)),
+        "a replacement is cut": cut_replacement(Probe(server)),
         "rewound": rewound(Probe(server, **kept)),
         "no Open": Stream(probe.trainer, b"", first=BEGIN).end(),
         "another step": stream(trainer_pb2.TrainRequest(step_begin=trainer_pb2.StepBegin(step=2))),

@@ -175,6 +175,7 @@ REFUSALS = {
         "FAILED_PRECONDITION",
         "INVALID_ARGUMENT",
     ],
+    "a replacement is cut": ["INVALID_ARGUMENT", "False", "OK"],
     "rewound": ["FAILED_PRECONDITION", "FAILED_PRECONDITION", "True"],
     "no Open": "FAILED_PRECONDITION",
     "another step": "FAILED_PRECONDITION",
