@@ -6,7 +6,9 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <utility>
@@ -36,9 +38,16 @@ const sockaddr* Plain(const sockaddr_un& address) { return reinterpret_cast<cons
 
 int OpenSocket() { return socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0); }
 
+// Signals, such as a profiler's, do not end the wait.
 bool AwaitReadable(int fd, double timeout_s) {
-  pollfd waited{.fd = fd, .events = POLLIN, .revents = 0};
-  return poll(&waited, 1, static_cast<int>(std::ceil(timeout_s * 1000))) == 1;
+  using Clock = std::chrono::steady_clock;
+  const auto until = Clock::now() + std::chrono::duration<double>(timeout_s);
+  for (;;) {
+    const double left_ms = std::chrono::duration<double, std::milli>(until - Clock::now()).count();
+    pollfd waited{.fd = fd, .events = POLLIN, .revents = 0};
+    const int ready = poll(&waited, 1, static_cast<int>(std::ceil(std::max(0.0, left_ms))));
+    if (ready >= 0 || errno != EINTR) return ready == 1;
+  }
 }
 
 struct Received {

@@ -97,9 +97,13 @@ Dial::~Dial() {
 }
 
 bool Dial::Await(short events) const {
-  pollfd waited{.fd = fd_, .events = events, .revents = 0};
-  const int64_t left_ms = absl::ToInt64Milliseconds(give_up_ - SteadyNow());
-  return left_ms > 0 && poll(&waited, 1, static_cast<int>(left_ms)) == 1;
+  for (;;) {
+    pollfd waited{.fd = fd_, .events = events, .revents = 0};
+    const int64_t left_ms = absl::ToInt64Milliseconds(give_up_ - SteadyNow());
+    if (left_ms <= 0) return false;
+    const int ready = poll(&waited, 1, static_cast<int>(left_ms));
+    if (ready >= 0 || errno != EINTR) return ready == 1;
+  }
 }
 
 bool Dial::AwaitSsl(int result) {

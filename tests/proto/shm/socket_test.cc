@@ -2,18 +2,23 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <pthread.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 
+#include "tests/eventually.h"
 #include "tests/proto/shm/pair.h"
 
 namespace ballast {
@@ -72,6 +77,29 @@ TEST_F(ShmSocketTest, AGrantWithoutASegmentAndASilentDaemonAreErrors) {
   EXPECT_THAT(std::string(trainer_.Ask({}, 10).status().message()), HasSubstr("did not come"));
   daemon_ = ShmSocket();
   EXPECT_FALSE(trainer_.Ask({}, 10).ok());
+}
+
+std::atomic<int> signals = 0;
+
+TEST_F(ShmSocketTest, SignalsDoNotEndTheWaitForAnAnswer) {
+  Join();
+  struct sigaction counts {};
+  counts.sa_handler = [](int) { ++signals; };
+  sigaction(SIGUSR1, &counts, nullptr);
+  absl::Status answer;
+  std::atomic<bool> answered = false;
+  std::thread asks([&] {
+    answer = trainer_.Ask({}, 60).status();
+    answered = true;
+  });
+  EXPECT_TRUE(Soon([&] { return daemon_.ReceiveHello().ok(); }));
+  EXPECT_TRUE(Soon([&] {
+    pthread_kill(asks.native_handle(), SIGUSR1);
+    return signals > 10 || answered;
+  }));
+  ASSERT_TRUE(daemon_.Answer({.code = static_cast<uint32_t>(absl::StatusCode::kNotFound)}, -1).ok());
+  asks.join();
+  EXPECT_EQ(answer.code(), absl::StatusCode::kNotFound) << answer;
 }
 
 TEST_F(ShmSocketTest, AConnectionWithoutAHelloIsRefused) {
