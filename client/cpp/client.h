@@ -11,12 +11,20 @@
 //     auto result = client->EndStep(loss).get();                       // absl::StatusOr<StepResult>
 //   }                                                                  // every bound weight is now in place
 //
-// Threads: LoadWeights and the calls of one step come from one thread at a time (thread-compatible); a reader and a
-// writer thread of the client's own move the bytes, so nothing here blocks on the network except Connect, CreateRun,
-// AmendRun, Attach, LoadWeights, Pull, Checkpoint, Restore and the wait on EndStep's future; and BeginStep, of a run on
-// several daemons, while one of them is away. Callbacks come from one thread at a time, of several daemons not from the
-// caller's. Debian's Abseil searches for deadlocks at every lock, which is felt with many small tensors: a program turns
-// that off, for all that it does, by absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore).
+// Threads: the calls of one step, CreateRun, AmendRun and LoadWeights come from one thread at a time (thread-compatible), the
+// others from any, also meanwhile; but nothing is called beside Attach and Detach. A reader and a writer thread of the client's
+// own move the bytes, so the calls of a step do not wait for the daemon: but BeginStep, of a run on several, while one of them
+// is away; and AwaitWeights, and the waits on the futures of MeasureStep and EndStep, for all ranks have to come so far. Detach
+// and the destructor wait for 5 s at most. All other calls wait for the daemon's answer: Checkpoint, Restore and TagVersion for
+// 2 hours, AmendRun for 30 minutes, Attach as its options say, Pull and LoadWeights while the daemon is there, the others for 2
+// minutes. Debian's Abseil searches for deadlocks at every lock, which is felt with many small tensors: a program turns that
+// off, for all that it does, by absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore).
+//
+// Callbacks may not throw, nor call or destroy the client. Those of a call come from one thread at a time, of several daemons
+// not from the caller's.
+//
+// Forks: a fork of a process with a client has no part in it. Each call is FAILED_PRECONDITION there, as is Connect, and the
+// client's end there touches nothing.
 //
 // A lost connection is resumed by itself for `reconnect_timeout_s`, sending again only what the daemon does not hold;
 // then every call returns UNAVAILABLE naming the server. CreateRun, AmendRun, GetRun, ListRuns, Attach, LoadWeights,

@@ -16,7 +16,7 @@
 // version that Next returned last, and never of two.
 //
 // Threads: a thread of its own receives and checks. All but Close, Rollback and Resume comes from one thread at a time
-// (thread-compatible); those, from any.
+// (thread-compatible); those, from any. In a fork each call is refused (FAILED_PRECONDITION), as Client's are.
 //
 // A lost connection is made again by itself for `reconnect_timeout_s`, asking for what has changed since, or where that is
 // not known for the tensors that differ; a daemon that says when to ask again is asked then. Chunks whose checksum differs,

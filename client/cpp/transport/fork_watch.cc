@@ -5,6 +5,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -59,6 +61,11 @@ absl::Status CheckNotForked() {
       "this process is a fork of one that had connections to a daemon, or used gRPC otherwise, which does not work in "
       "a fork: connect in a process that is started anew (in Python multiprocessing.get_context('spawn')), or fork "
       "before the first connection is made, or when all are closed");
+}
+
+void KeepForGood(std::shared_ptr<const void> held) {
+  static auto* const kept = new std::vector<std::shared_ptr<const void>>;
+  kept->push_back(std::move(held));
 }
 
 }  // namespace ballast

@@ -2,6 +2,8 @@
 // that whoever uses it waits without end.
 #pragma once
 
+#include <memory>
+
 #include "absl/status/status.h"
 
 namespace ballast {
@@ -18,5 +20,7 @@ class ForkWatch {
 // FAILED_PRECONDITION with the fix in a fork of a process that had connections then. One that has closed them may be forked:
 // the fork waits until gRPC has ended there.
 absl::Status CheckNotForked();
+// In a fork, what is the parent's: it is never destroyed there.
+void KeepForGood(std::shared_ptr<const void> held);
 
 }  // namespace ballast
