@@ -334,6 +334,8 @@ class Client {
   // most once for each tensor and micro-batch. A small one waits for others, half a millisecond at most and not beyond the
   // end of the micro-batch, since waking the daemon costs as much as sending several.
   virtual absl::Status Push(uint32_t tensor, absl::Span<const std::byte> gradient) = 0;
+  // INVALID_ARGUMENT names a value that the run's rule lacks or no daemon takes, or says that there are more micro-batches
+  // than the run's accumulation.
   // Ends a micro-batch that is not the step's last; later pushes belong to the next one. Tensors not pushed in it are
   // sent as absent: they count as zero. next_is_last: the next one is the last, although BeginStep announced more.
   virtual absl::Status EndMicro(std::optional<double> loss, bool next_is_last = false) = 0;
@@ -343,9 +345,9 @@ class Client {
   virtual std::future<absl::StatusOr<MeasuredStep>> MeasureStep(std::optional<double> loss) = 0;
   // Ends the last micro-batch, and the step. `loss`: of that micro-batch, unless MeasureStep had it. The future is
   // ready when the step has closed and every weight has arrived; if there are several ranks, it closes when all have
-  // ended it, or without one of them. INVALID_ARGUMENT, and the step is still open: `values` are too large, or for more
-  // groups than the run has, or max_grad_norm is not above 0. FAILED_PRECONDITION, UNIMPLEMENTED, likewise:
-  // max_grad_norm or discard in a run whose commit is release, or with a daemon that does not know them.
+  // ended it, or without one of them. INVALID_ARGUMENT, and the step is still open: `values` are too large, or such as
+  // BeginStep refuses, or max_grad_norm is not above 0, or beside tensor_clip. FAILED_PRECONDITION, UNIMPLEMENTED, likewise:
+  // groups, max_grad_norm or discard in a run whose commit is release, or with a daemon that does not know them.
   virtual std::future<absl::StatusOr<StepResult>> EndStep(std::optional<double> loss,
                                                           const StepEndValues& values = {}) = 0;
 

@@ -34,6 +34,7 @@ class OpenStep {
   OpenStep(const TensorTable& tensors, v1::StepBegin begin, uint32_t micros, absl::Time now);
 
   uint64_t number() const { return begin_.step(); }
+  uint32_t micros() const { return buffer_.micro() + 1; }  // that have begun
 
   // The trainer's side.
   absl::Status MayPush(uint32_t tensor) const;

@@ -1,7 +1,6 @@
 #include "client/cpp/stream/step_stream.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -52,25 +51,7 @@ v1::StepEnd MakeEnd(const StepEndValues& values) {
   return end;
 }
 
-absl::Status CheckGroups(const char* call, size_t given, size_t groups) {
-  if (given <= groups) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(call, ": got values of ", given, " groups, the run has ", groups));
-}
-
 }  // namespace
-
-absl::Status CheckEnd(const StepEndValues& values, size_t groups) {
-  if (values.client_state.size() > kMostClientStateBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("EndStep: client_state has ", values.client_state.size(),
-                                                   " bytes, at most ", kMostClientStateBytes,
-                                                   " are kept; leave out what can be made again"));
-  }
-  if (values.max_grad_norm && !(*values.max_grad_norm > 0 && std::isfinite(*values.max_grad_norm))) {
-    return absl::InvalidArgumentError(absl::StrCat("EndStep: max_grad_norm is ", *values.max_grad_norm,
-                                                   ", wanted a finite number above 0; leave it unset for the run's"));
-  }
-  return CheckGroups("EndStep", values.groups.size(), groups);
-}
 
 StepStream::StepStream(Connection& connection, AttachOptions options, TensorTable tensors, OpenTransport open_transport)
     : connection_(connection),
@@ -185,7 +166,7 @@ absl::Status StepStream::Bind(uint32_t tensor, const Destination& destination) {
 }
 
 absl::Status StepStream::BeginStep(const StepValues& values) {
-  if (auto s = CheckGroups("BeginStep", values.groups.size(), tensors_.groups()); !s.ok()) return s;
+  if (auto s = tensors_.limits().CheckBegin(values); !s.ok()) return s;
   absl::MutexLock lock(&mu_);
   if (!status_.ok()) return status_;
   if (values.micro_batches == 0) {
@@ -214,6 +195,7 @@ absl::Status StepStream::CheckMeasures(absl::string_view what) const {
   if (!tensors_.staged()) {
     return absl::FailedPreconditionError(
         absl::StrCat(what, " needs a run whose commit is staged, but run '", options_.run_id,
+  if (auto s = tensors_.limits().CheckMicros("EndMicro", step_->micros() + 1); !s.ok()) return s;
                      "' has commit = release, and updates tensors before the step is whole: create it with "
                      "COMMIT_MODE_STAGED"));
   }
@@ -233,7 +215,7 @@ std::future<absl::StatusOr<MeasuredStep>> StepStream::MeasureStep(std::optional<
 }
 
 std::future<absl::StatusOr<StepResult>> StepStream::EndStep(std::optional<double> loss, const StepEndValues& values) {
-  if (auto s = CheckEnd(values, tensors_.groups()); !s.ok()) return Ready(s);
+  if (auto s = tensors_.limits().CheckEnd(values); !s.ok()) return Ready(s);
   FreedChunks freed(&memory_);  // outlives the lock
   std::shared_ptr<OpenStep> done;
   std::future<absl::StatusOr<StepResult>> future;

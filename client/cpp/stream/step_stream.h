@@ -38,9 +38,6 @@
 
 namespace ballast {
 
-// Whether EndStep may have these, in a run of so many groups.
-absl::Status CheckEnd(const StepEndValues& values, size_t groups);
-
 class StepStream {
  public:
   // Opens the transport for a stream of the granted session. The reader's thread calls it for each stream that it

@@ -75,8 +75,8 @@ absl::StatusOr<TensorTable> TensorTable::Create(const v1::RunSpec& spec, uint64_
   if (chunk_elements == 0) return absl::InternalError("the daemon announced chunks of 0 elements");
   TensorTable table;
   table.chunk_elements_ = chunk_elements;
-  table.groups_ = static_cast<size_t>(spec.groups_size());
   table.staged_ = spec.commit() == v1::COMMIT_MODE_STAGED;
+  table.limits_ = StepLimits(spec);
   for (const v1::TensorSpec& tensor : spec.tensors()) {
     auto wire = Describe(spec, tensor, chunk_elements);
     if (!wire.ok()) return wire.status();

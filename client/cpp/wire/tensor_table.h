@@ -16,6 +16,7 @@
 #include "ballast/v1/run.pb.h"
 #include "ballast/v1/trainer.pb.h"
 #include "client/cpp/shard.h"
+#include "client/cpp/wire/step_limits.h"
 #include "client/cpp/wire/wire_format.h"
 
 namespace ballast {
@@ -77,8 +78,8 @@ class TensorTable {
   uint64_t chunk_elements() const { return chunk_elements_; }
   // What the shard has of a chunk that it has elements of.
   ShardPiece PieceOf(uint32_t tensor, uint64_t chunk) const;
-  size_t groups() const { return groups_; }
   bool staged() const { return staged_; }  // the run's commit
+  const StepLimits& limits() const { return limits_; }
 
   // INVALID_ARGUMENT unless the run has this tensor.
   absl::Status CheckIndex(uint32_t tensor) const;
@@ -88,8 +89,8 @@ class TensorTable {
  private:
   std::vector<WireTensor> tensors_;
   uint64_t chunk_elements_ = 0;
-  size_t groups_ = 0;
   bool staged_ = false;
+  StepLimits limits_;
 };
 
 }  // namespace ballast

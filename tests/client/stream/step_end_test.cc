@@ -12,7 +12,9 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 TEST(StepEndTest, StateTravelsWithTheStepsEndAndBackToWhoAttachesNext) {
-  FakeDaemon daemon;
+  FakeOptions options;
+  options.spec.set_commit(v1::COMMIT_MODE_STAGED);
+  FakeDaemon daemon(options);
   const std::string state("\0epoch 3\xff", 9);
   {
     Trainer trainer(daemon.address());
@@ -40,6 +42,22 @@ TEST(StepEndTest, AnEndThatIsTooLargeIsRefusedAndTheStepGoesOn) {
   const auto many = trainer.client->EndStep({}, {.groups = {{}, {}}}).get();
   EXPECT_EQ(many.status(), absl::InvalidArgumentError("EndStep: got values of 2 groups, the run has 1"));
   EXPECT_TRUE(trainer.client->EndStep({}).get().ok());
+}
+
+// The daemon would end the session for them.
+TEST(StepEndTest, ValuesThatNoDaemonTakesAreRefusedAndTheStepIsMadeAnyway) {
+  FakeDaemon daemon;
+  Trainer trainer(daemon.address());
+  ASSERT_TRUE(trainer.Attach().ok());
+  for (const StepValues& values :
+       {StepValues{.groups = {{.lr = -1}}}, StepValues{.loss_scale = 0}, StepValues{.micro_batches = 2}}) {
+    EXPECT_EQ(trainer.client->BeginStep(values).code(), absl::StatusCode::kInvalidArgument);
+  }
+  ASSERT_TRUE(trainer.client->BeginStep({}).ok());
+  const auto late = trainer.client->EndStep({}, {.groups = {{.lr = 0.1}}}).get();
+  EXPECT_EQ(late.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(trainer.client->EndStep({}).get().ok());
+  EXPECT_EQ(daemon.seen().attaches.size(), 1u);
 }
 
 // It would apply what is to be discarded.
