@@ -323,7 +323,8 @@ class Client {
 
   // Says where the weights of `tensor` are written when they return: in the serving format if that is fp32, bf16 or
   // fp16, otherwise decoded to the tensor's dtype. nullptr: they are dropped. The client's reader thread writes them
-  // between the tensor's Push and the end of the step, and at no other time.
+  // between the tensor's Push and the end of the step, and at no other time; of a tensor that only other ranks push, after
+  // EndStep or MeasureStep. Nothing is bound anew in between (FAILED_PRECONDITION).
   virtual absl::Status BindWeights(uint32_t tensor, void* destination, uint64_t bytes) = 0;
   // As BindWeights, but writes codes and scales as they are served, for a trainer that computes in int8 or fp8.
   // `scales`: one for each row of the last dimension (int8-row), one (int8-tensor), or none.

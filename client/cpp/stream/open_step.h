@@ -56,6 +56,8 @@ class OpenStep {
   std::future<absl::StatusOr<MeasuredStep>> Measure(std::optional<double> loss, absl::Time now);
   absl::Status MayEnd(bool discard) const;
   bool ended() const { return ended_at_.has_value(); }
+  // The last micro-batch has ended.
+  bool pushed_all() const { return asked() || ended(); }
   // *freed: as in Acknowledge.
   std::future<absl::StatusOr<StepResult>> End(std::optional<double> loss, v1::StepEnd end, absl::Time now,
                                               Freed* freed);
@@ -111,8 +113,6 @@ class OpenStep {
   bool MicroEndIsDue() const { return MicroEnded() && !micro_end_sent_; }
   bool WantedIsQueued() const { return wanted_ && buffer_.queued(*wanted_); }
   bool asked() const { return measured_promise_.has_value(); }
-  // The last micro-batch has ended.
-  bool pushed_all() const { return asked() || ended(); }
   absl::Status MayEndLast(const char* call) const;
   void EndLast(absl::Time now);
   Next AfterMicro();

@@ -156,10 +156,10 @@ absl::Status StepStream::BindServed(uint32_t tensor, void* codes, uint64_t bytes
 
 absl::Status StepStream::Bind(uint32_t tensor, const Destination& destination) {
   absl::MutexLock lock(&mu_);
-  if (step_ && step_->pushed(tensor)) {
-    return absl::FailedPreconditionError(absl::StrCat("BindWeights of ", tensors_.Name(tensor),
-                                                      ": its weights of step ", step_number_,
-                                                      " are on their way; bind before Push or after the step"));
+  if (step_ && (step_->pushed(tensor) || step_->pushed_all())) {  // also what other ranks alone have pushed comes
+    return absl::FailedPreconditionError(
+        absl::StrCat("BindWeights of ", tensors_.Name(tensor), ": its weights of step ", step_number_,
+                     step_->pushed(tensor) ? " are" : " may be", " on their way; bind before Push or after the step"));
   }
   bound_[tensor] = destination;
   return absl::OkStatus();

@@ -60,6 +60,17 @@ TEST(StepEndTest, ValuesThatNoDaemonTakesAreRefusedAndTheStepIsMadeAnyway) {
   EXPECT_EQ(daemon.seen().attaches.size(), 1u);
 }
 
+// They may come of what other ranks have pushed.
+TEST(StepEndTest, WeightsThatMayBeOnTheirWayAreNotBoundElsewhere) {
+  FakeDaemon daemon({.answers_step_end = false});
+  Trainer trainer(daemon.address());
+  ASSERT_TRUE(trainer.Attach().ok());
+  ASSERT_TRUE(trainer.client->BeginStep({}).ok());
+  ASSERT_TRUE(trainer.client->BindWeights(2, nullptr, 0).ok());
+  const auto result = trainer.client->EndStep({});
+  EXPECT_EQ(trainer.client->BindWeights(2, nullptr, 0).code(), absl::StatusCode::kFailedPrecondition);
+}
+
 // It would apply what is to be discarded.
 TEST(StepEndTest, ADaemonThatKnowsNoMeasureIsNotAskedForOne) {
   FakeOptions options;
