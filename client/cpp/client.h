@@ -285,7 +285,9 @@ class Client {
   // Gives the rank back, as the destructor does: at once, unless a step is open. Attach may be called again.
   virtual void Detach() = 0;
   // Uploads weights, and optimizer state if the run is to go on from some, before the first step. Returns the digests
-  // of what the daemon then serves, by tensor index.
+  // of what the daemon then serves, by tensor index. FAILED_PRECONDITION while a step is open. Of several ranks one does so, and
+  // the others begin no step before GetRun says RunStatus.weights_loaded: the daemon ends the session of one that does. Each
+  // call brings all tensors, and one that the daemon refuses leaves the run without weights.
   //
   // `replace`: in place of what the run has, between two steps; what is not named stays. It waits until every connected
   // rank has the last step's result. FAILED_PRECONDITION while a step is open. Then every session has ended as by a

@@ -143,7 +143,7 @@ absl::StatusOr<v1::CreateRunResponse> DaemonClient::CreateRun(const v1::RunSpec&
 absl::StatusOr<v1::AmendRunResponse> DaemonClient::AmendRun(const v1::RunSpec& spec) {
   if (!stream_) return NotAttached("AmendRun");
   // A session that was rewound was perhaps amended by this very call, whose answer was lost: the daemon knows.
-  if (auto s = stream_->status(); !s.ok() && !RewoundTo(s)) return s;
+  if (auto s = stream_->CheckBetweenSteps("AmendRun"); !s.ok() && !RewoundTo(s)) return s;
   v1::AmendRunRequest request;
   request.set_session_token(stream_->token());
   *request.mutable_spec() = spec;
@@ -279,7 +279,7 @@ void DaemonClient::Detach() { stream_.reset(); }
 absl::StatusOr<std::vector<uint64_t>> DaemonClient::LoadWeights(absl::Span<const TensorView> tensors, bool replace,
                                                                 const std::function<void(uint64_t)>& sent) {
   if (!stream_) return NotAttached("LoadWeights");
-  if (auto s = stream_->status(); !s.ok()) return s;
+  if (auto s = stream_->CheckBetweenSteps("LoadWeights"); !s.ok()) return s;
   auto digests =
       UploadWeights(*connection_, *stream_, {.takes_batches = takes_load_batches_, .replace = replace}, tensors, sent);
   if (!digests.ok()) return Explain(digests.status(), run_id_);

@@ -165,6 +165,18 @@ absl::Status StepStream::Bind(uint32_t tensor, const Destination& destination) {
   return absl::OkStatus();
 }
 
+absl::Status StepStream::BetweenSteps(absl::string_view call) const {
+  if (!status_.ok() || !step_) return status_;
+  return absl::FailedPreconditionError(
+      absl::StrCat(call, " while step ", step_number_,
+                   " is open: ", step_->ended() ? "wait for the result of its EndStep" : "call EndStep first"));
+}
+
+absl::Status StepStream::CheckBetweenSteps(absl::string_view call) const {
+  absl::MutexLock lock(&mu_);
+  return BetweenSteps(call);
+}
+
 absl::Status StepStream::BeginStep(const StepValues& values) {
   if (auto s = tensors_.limits().CheckBegin(values); !s.ok()) return s;
   absl::MutexLock lock(&mu_);
@@ -172,11 +184,7 @@ absl::Status StepStream::BeginStep(const StepValues& values) {
   if (values.micro_batches == 0) {
     if (auto s = CheckMeasures("BeginStep with micro_batches = 0"); !s.ok()) return s;
   }
-  if (step_) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("BeginStep while step ", step_number_,
-                     " is open: ", step_->ended() ? "wait for the result of its EndStep" : "call EndStep first"));
-  }
+  if (auto s = BetweenSteps("BeginStep"); !s.ok()) return s;
   step_number_ = std::max(step_number_, closed_elsewhere_ + 1);
   step_ = std::make_shared<OpenStep>(tensors_, MakeBegin(step_number_, values), values.micro_batches, absl::Now());
   return absl::OkStatus();
@@ -187,6 +195,7 @@ absl::Status StepStream::EndMicro(std::optional<double> loss, bool next_is_last)
   if (!status_.ok()) return status_;
   if (!step_) return absl::FailedPreconditionError("EndMicro before BeginStep");
   if (auto s = step_->MayEndMicro(); !s.ok()) return s;
+  if (auto s = tensors_.limits().CheckMicros("EndMicro", step_->micros() + 1); !s.ok()) return s;
   step_->EndMicro(loss, next_is_last);
   return absl::OkStatus();
 }
@@ -195,7 +204,6 @@ absl::Status StepStream::CheckMeasures(absl::string_view what) const {
   if (!tensors_.staged()) {
     return absl::FailedPreconditionError(
         absl::StrCat(what, " needs a run whose commit is staged, but run '", options_.run_id,
-  if (auto s = tensors_.limits().CheckMicros("EndMicro", step_->micros() + 1); !s.ok()) return s;
                      "' has commit = release, and updates tensors before the step is whole: create it with "
                      "COMMIT_MODE_STAGED"));
   }

@@ -78,6 +78,8 @@ class StepStream {
 
   uint64_t step() const;
   absl::Status status() const;
+  // FAILED_PRECONDITION: a step is open here, of which the daemon may not have heard. Else status().
+  absl::Status CheckBetweenSteps(absl::string_view call) const;
   // Waits until the stream is open, or the client has failed, or for so long; then false.
   bool AwaitConnected(absl::Duration timeout) const;
   // Waits until the daemon has ended the session, or for so long.
@@ -111,6 +113,7 @@ class StepStream {
 
   StepStream(Connection& connection, AttachOptions options, TensorTable tensors, OpenTransport open_transport);
 
+  absl::Status BetweenSteps(absl::string_view call) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Bind(uint32_t tensor, const Destination& destination);
   absl::Status AwaitOpened();
   void Fail(absl::Status status);

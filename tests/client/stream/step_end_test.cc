@@ -60,6 +60,21 @@ TEST(StepEndTest, ValuesThatNoDaemonTakesAreRefusedAndTheStepIsMadeAnyway) {
   EXPECT_EQ(daemon.seen().attaches.size(), 1u);
 }
 
+// The daemon may not have heard of the step, and would begin an upload that leaves the run without weights.
+TEST(StepEndTest, WeightsAndSpecAreNotReplacedWhileAStepIsOpen) {
+  FakeDaemon daemon;
+  Trainer trainer(daemon.address());
+  ASSERT_TRUE(trainer.Attach().ok());
+  ASSERT_TRUE(trainer.client->BeginStep({}).ok());
+  for (const absl::Status& refused :
+       {trainer.client->LoadWeights({}).status(), trainer.client->LoadWeights({}, /*replace=*/true).status(),
+        trainer.client->AmendRun(FakeSpec()).status()}) {
+    EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(refused.message()), HasSubstr(" while step 1 is open: call EndStep first"));
+  }
+  EXPECT_TRUE(trainer.client->EndStep({}).get().ok());
+}
+
 // They may come of what other ranks have pushed.
 TEST(StepEndTest, WeightsThatMayBeOnTheirWayAreNotBoundElsewhere) {
   FakeDaemon daemon({.answers_step_end = false});
