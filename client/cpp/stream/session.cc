@@ -4,6 +4,7 @@
 #include "absl/time/clock.h"
 #include "proto/protocol_version.h"
 #include "proto/rewound.h"
+#include "proto/utf8.h"
 
 #include "client/cpp/transport/retry.h"
 
@@ -77,6 +78,7 @@ absl::StatusOr<v1::AttachResponse> TakeRank(Connection& connection, const Attach
   request.set_spec_sha256(options.spec_sha256);
   request.set_takeover(options.takeover);
   request.set_want_digests(true);
+  if (auto s = CheckText(request); !s.ok()) return s;
   Retry retry(connection, absl::StrCat("attaching as rank ", options.rank, " of run '", options.run_id, "'"),
               {.lease = absl::Seconds(options.wait_s), .step = absl::Seconds(options.join_timeout_s)});
   for (;;) {

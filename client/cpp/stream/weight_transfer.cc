@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "proto/checksum.h"
+#include "proto/utf8.h"
 
 #include "client/cpp/transport/retry.h"
 
@@ -17,6 +18,9 @@ namespace {
 absl::Status CheckView(const TensorTable& tensors, const TensorView& view) {
   if (auto s = tensors.CheckIndex(view.tensor); !s.ok()) return s;
   if (view.slot == "updates") return absl::OkStatus();
+  v1::LoadStateRequest named;
+  named.set_slot(view.slot);
+  if (auto s = CheckText(named); !s.ok()) return s;
   const uint64_t element_bytes = FormatBytes(view.format);
   if (element_bytes == 0) {
     return absl::InvalidArgumentError(absl::StrCat(view.slot, " of ", tensors.Name(view.tensor), " have format '",
@@ -306,6 +310,7 @@ absl::StatusOr<Digests> UploadWeights(Connection& connection, StepStream& stream
 
 absl::Status PullWeights(Connection& connection, const v1::PullRequest& request, const TensorTable* shards,
                          const ServedSink& sink) {
+  if (auto s = CheckText(request); !s.ok()) return s;
   Arrivals arrivals(shards);
   v1::PullRequest rest = request;
   std::vector<uint32_t> wanted(request.tensors().begin(), request.tensors().end());

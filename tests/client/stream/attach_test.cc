@@ -39,6 +39,24 @@ TEST(AttachTest, AsksForDigestsAndSpeaksProtocolOne) {
   EXPECT_EQ(attach.protocol_max(), 1u);
 }
 
+// The daemon could not read it, nor say so.
+TEST(AttachTest, ANameThatIsNoTextIsRefusedAtOnce) {
+  FakeDaemon daemon;
+  Trainer trainer(daemon.address());
+  ASSERT_TRUE(trainer.Attach().ok());
+  const auto sink = [](const ServedPiece&) { return absl::OkStatus(); };
+  const TensorView view{.tensor = 0, .slot = "\xff"};
+  const std::string slots[] = {"\xff"};
+  const auto other = Client::Connect({.server = daemon.address()}).value();
+  for (const absl::Status& refused :
+       {other->Attach({.run_id = "\xff"}).status(), other->PullServed("\xff", {}, sink),
+        other->PullState("r", {}, slots, sink), trainer.client->LoadWeights({&view, 1}).status()}) {
+    EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("is '\\xff', which is not valid UTF-8"));
+  }
+  EXPECT_TRUE(trainer.Step().ok());
+}
+
 TEST(AttachTest, WaitsForTheLeaseOfALostPredecessor) {
   FakeDaemon daemon;
   daemon.RefuseAttach({kTaken, 30});
