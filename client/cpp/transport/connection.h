@@ -70,7 +70,7 @@ class Connection {
   absl::Status Explain(const absl::Status& status) const;
 
   // Makes a unary call; returns the status of FromGrpc, or of CheckText: the daemon cannot read such a request, and could
-  // not say why. Asks a busy daemon again when it says, within the timeout.
+  // not say why. Asks a busy daemon again when it says, within the timeout, unless the caller is interrupted.
   template <typename Stub, typename Request, typename Response>
   absl::Status Call(Stub& stub, grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
                     const Request& request, Response* response, absl::Duration timeout = kCallTimeout) {
@@ -82,7 +82,7 @@ class Connection {
       const auto retry_after = RetryAfter(status);
       const bool busy = absl::IsResourceExhausted(status) && retry_after;
       if (!busy || SteadyNow() + *retry_after > give_up) return status;
-      absl::SleepFor(*retry_after);
+      if (!Sleep(*retry_after)) return status;
     }
   }
 

@@ -81,6 +81,13 @@ TEST(AttachTest, ADaemonThatIsBusyIsAskedAgainWhenItSays) {
   EXPECT_EQ(client->CreateRun(FakeSpec()).status().code(), absl::StatusCode::kResourceExhausted) << "asked once";
 }
 
+TEST(AttachTest, WhoIsInterruptedWaitsForNoBusyDaemon) {
+  FakeDaemon daemon;
+  daemon.RefuseCreateRun({{grpc::StatusCode::RESOURCE_EXHAUSTED, "busy with 256 requests"}, 60'000});
+  const auto client = Client::Connect({.server = daemon.address(), .interrupted = [] { return true; }}).value();
+  EXPECT_EQ(client->CreateRun(FakeSpec()).status().code(), absl::StatusCode::kResourceExhausted);
+}
+
 TEST(AttachTest, DoesNotWaitLongerThanAllowed) {
   FakeDaemon daemon;
   daemon.RefuseAttach({kTaken, 60000});
