@@ -27,8 +27,8 @@
 // client's end there touches nothing.
 //
 // A lost connection is resumed by itself for `reconnect_timeout_s`, sending again only what the daemon does not hold;
-// then every call returns UNAVAILABLE naming the server. CreateRun, AmendRun, GetRun, ListRuns, Attach, LoadWeights,
-// Pull, Checkpoint and ListCheckpoints are tried again for as long; they also ask a busy daemon again when it says. If
+// then every call returns UNAVAILABLE naming the server. All other calls are tried again for as long, but for DeleteRun,
+// Rewind and Restore, which are others the second time; they also ask a busy daemon again when it says. If
 // there are several ranks, a step that closed meanwhile without this one has changed nothing here: the open step gets
 // its result, and the next BeginStep begins the step that is next. When the run has given this rank up (lease and
 // rank_timeout), calls return UNAVAILABLE too: another client attaches in its place.

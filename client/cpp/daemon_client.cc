@@ -156,7 +156,8 @@ absl::StatusOr<v1::AmendRunResponse> DaemonClient::AmendRun(const v1::RunSpec& s
 }
 
 absl::StatusOr<v1::GetServerResponse> DaemonClient::GetServer() {
-  return Call(connection_->admin(), &v1::AdminService::Stub::GetServer, v1::GetServerRequest());
+  return CallAgain(*connection_, "asking what the daemon is", connection_->admin(), &v1::AdminService::Stub::GetServer,
+                   v1::GetServerRequest());
 }
 
 absl::StatusOr<v1::ListRunsResponse> DaemonClient::ListRuns() {
@@ -179,7 +180,8 @@ absl::StatusOr<v1::GetHistoryResponse> DaemonClient::GetHistory(const std::strin
   request.set_run_id(run_id);
   request.set_after_step(after_step);
   request.set_most_steps(most);
-  return Call(connection_->admin(), &v1::AdminService::Stub::GetHistory, request);
+  return CallAgain(*connection_, absl::StrCat("asking for the steps of run '", run_id, "'"), connection_->admin(),
+                   &v1::AdminService::Stub::GetHistory, request);
 }
 
 absl::StatusOr<v1::DeleteRunResponse> DaemonClient::DeleteRun(const std::string& run_id, bool force,
@@ -194,7 +196,8 @@ absl::StatusOr<v1::DeleteRunResponse> DaemonClient::DeleteRun(const std::string&
 absl::StatusOr<v1::RunPlan> DaemonClient::Plan(const v1::RunSpec& spec) {
   v1::PlanRequest request;
   *request.mutable_spec() = spec;
-  auto response = Call(connection_->admin(), &v1::AdminService::Stub::Plan, request);
+  auto response = CallAgain(*connection_, absl::StrCat("planning run '", spec.run_id(), "'"), connection_->admin(),
+                            &v1::AdminService::Stub::Plan, request);
   if (!response.ok()) return ExplainSpec(response.status(), spec);
   return response->plan();
 }

@@ -121,6 +121,7 @@ std::string ConnectionReason(const std::string& message) {
   }
   if (absl::StrContains(message, "Name or service not known")) return "the host's name is not known";
   if (message.empty() || absl::StrContains(message, "Deadline Exceeded")) return "no answer";
+  if (message == "CANCELLED") return "it ended the call, as one that is shut down does";  // gRPC's word for it
   return message;
 }
 
@@ -185,7 +186,8 @@ bool Connection::Sleep(absl::Duration duration) const {
 void Connection::Log(const std::string& line) const { options_.log(line); }
 
 absl::Status Connection::Explain(const absl::Status& status) const {
-  if (RetryAfter(status) || (!absl::IsUnavailable(status) && !absl::IsDeadlineExceeded(status))) return status;
+  const bool lost = absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) || absl::IsCancelled(status);
+  if (RetryAfter(status) || !lost) return status;
   const std::string account = TlsAccount(server(), options_.tls);
   return absl::UnavailableError(
       absl::StrCat("the daemon at ", server(),

@@ -66,7 +66,7 @@ class Connection {
   // The same, with a look at whether the caller is interrupted every kInterruptGlance; false: it is.
   bool Sleep(absl::Duration duration) const;
 
-  // A status of FromGrpc, with the server's name in front if the server could not be reached.
+  // A status of FromGrpc; UNAVAILABLE, with the server's name in front, if the server could not be reached or went away.
   absl::Status Explain(const absl::Status& status) const;
 
   // Makes a unary call; returns the status of FromGrpc, or of CheckText: the daemon cannot read such a request, and could

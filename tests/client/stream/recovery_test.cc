@@ -261,5 +261,18 @@ TEST(RecoveryTest, AResumingClientAsksABusyDaemonAgain) {
   EXPECT_EQ(daemon.seen().attaches.size(), 3u);
 }
 
+TEST(RecoveryTest, AQuestionIsAskedAgainAndADaemonThatEndsItIsNamed) {
+  FakeDaemon daemon;
+  Trainer trainer(daemon.address(), /*reconnect_timeout_s=*/0.2);
+  const FakeDaemon::Refusal ended{{grpc::StatusCode::CANCELLED, "CANCELLED"}};  // as gRPC says when it shuts down
+  daemon.RefuseGetServer(ended);
+  EXPECT_TRUE(trainer.client->GetServer().ok());
+  for (int i = 0; i < 100; ++i) daemon.RefuseGetServer(ended);
+  const absl::Status lost = trainer.client->GetServer().status();
+  EXPECT_EQ(lost.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(lost.message()),
+              AllOf(HasSubstr(daemon.address()), HasSubstr("it ended the call"), HasSubstr("reconnect_timeout_s")));
+}
+
 }  // namespace
 }  // namespace ballast
