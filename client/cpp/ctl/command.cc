@@ -7,6 +7,8 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 
+#include "client/cpp/ctl/table.h"
+
 namespace ballast::ctl {
 
 std::vector<Invocation> OfEachDaemon(const Invocation& invocation) {
@@ -53,12 +55,12 @@ absl::Status InCommandLine(const absl::Status& status) {
 }
 
 int Fail(const Invocation& invocation, const absl::Status& status) {
-  invocation.err << "ballastctl: " << status.message() << "\n";
+  invocation.err << "ballastctl: " << Visible(status.message()) << "\n";
   return absl::IsUnavailable(status) ? kUnreachable : kRefused;
 }
 
 int Misused(std::ostream& err, const absl::Status& status, const std::string& command) {
-  err << "ballastctl: " << status.message() << "\ntry `ballastctl " << command << (command.empty() ? "" : " ")
+  err << "ballastctl: " << Visible(status.message()) << "\ntry `ballastctl " << command << (command.empty() ? "" : " ")
       << "--help`\n";
   return kUsage;
 }

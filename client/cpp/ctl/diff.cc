@@ -138,7 +138,7 @@ void Print(const std::vector<TensorDifference>& differences, std::ostream& out) 
   row(TotalOf(differences));
   table.Print(out);
   for (const TensorDifference& one : differences) {
-    if (!one.only.empty()) out << one.name << ": " << one.only << "\n";
+    if (!one.only.empty()) out << Visible(one.name) << ": " << one.only << "\n";
   }
 }
 

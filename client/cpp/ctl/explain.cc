@@ -25,7 +25,7 @@ double MedianSeconds(const v1::GetHistoryResponse& history) {
 void Explain(const v1::StepRecord& step, const v1::GetHistoryResponse& history, std::ostream& out) {
   const std::string why = step.reason().empty() ? "" : absl::StrCat(": ", step.reason());
   out << "step " << step.step() << " was " << OutcomeName(step.outcome()) << why << "\n";
-  if (!step.detail().empty()) out << "  " << step.detail() << "\n";
+  if (!step.detail().empty()) out << "  " << Visible(step.detail()) << "\n";
   const double median_s = MedianSeconds(history);
   out << "it took " << Duration(step.seconds()) << ", " << absl::StrFormat("%.2f", step.seconds() / median_s)
       << " times the median of the last " << history.steps_size() << " steps; the most of it: " << Slowest(step)
@@ -36,7 +36,7 @@ void Explain(const v1::StepRecord& step, const v1::GetHistoryResponse& history, 
         << "\n";
   }
   out << (step.spikes().empty() ? "nothing was found that tells of a loss spike\n" : "found:\n");
-  for (const v1::SpikeEvent& event : step.spikes()) out << "  " << event.text() << "\n";
+  for (const v1::SpikeEvent& event : step.spikes()) out << "  " << Visible(event.text()) << "\n";
 }
 
 int ExplainStep(const Invocation& invocation) {

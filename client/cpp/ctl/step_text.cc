@@ -43,7 +43,7 @@ std::string LargestRms(const v1::StepRecord& step) {
 
 std::string Exact(double value) { return absl::StrFormat("%.9g", value); }
 std::string Quoted(absl::string_view text) {
-  if (text.find_first_of(",\"\n") == absl::string_view::npos) return std::string(text);
+  if (text.find_first_of(",\"\n\r") == absl::string_view::npos) return std::string(text);
   return absl::StrCat("\"", absl::StrReplaceAll(text, {{"\"", "\"\""}}), "\"");
 }
 
@@ -73,7 +73,7 @@ std::string WatchLine(const v1::StepRecord& step) {
                                      step.has_loss() ? Number(step.loss()) : "-", Number(step.grad_norm()),
                                      LargestRms(step), Duration(step.seconds()), found);
   absl::StripTrailingAsciiWhitespace(&line);
-  return line;
+  return Visible(line);
 }
 
 void PrintCsv(const v1::GetHistoryResponse& history, std::ostream& out) {

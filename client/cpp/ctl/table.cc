@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -9,6 +10,11 @@
 #include "absl/time/time.h"
 
 namespace ballast::ctl {
+
+void Table::Row(std::vector<std::string> cells) {
+  for (std::string& cell : cells) cell = Visible(cell);
+  rows_.push_back(std::move(cells));
+}
 
 void Table::Print(std::ostream& out) const {
   std::vector<size_t> widths(columns_.size());
@@ -25,6 +31,23 @@ void Table::Print(std::ostream& out) const {
     line.erase(line.find_last_not_of(' ') + 1);
     out << line << "\n";
   }
+}
+
+std::string Visible(absl::string_view text) {
+  std::string visible;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const auto next = static_cast<unsigned char>(i + 1 < text.size() ? text[i + 1] : 0);
+    if (byte == 0xc2 && next >= 0x80 && next < 0xa0) {  // U+0080 to U+009f, in UTF-8
+      absl::StrAppendFormat(&visible, "\\x%02x", next);
+      ++i;
+    } else if (byte < 0x20 || byte == 0x7f) {
+      absl::StrAppendFormat(&visible, "\\x%02x", byte);
+    } else {
+      visible += text[i];
+    }
+  }
+  return visible;
 }
 
 std::string Bytes(uint64_t bytes) {

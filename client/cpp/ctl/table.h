@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/string_view.h"
+
 namespace ballast::ctl {
 
 // Columns as wide as their widest cell; the first left-aligned, the others as told.
@@ -13,7 +15,7 @@ class Table {
  public:
   enum Align { kLeft, kRight };
   explicit Table(std::vector<Align> columns) : columns_(std::move(columns)) {}
-  void Row(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
+  void Row(std::vector<std::string> cells);
   void Print(std::ostream& out) const;
 
  private:
@@ -21,6 +23,8 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
+// With control characters as \xNN: names are whatever a trainer calls its tensors, and a terminal does what they say.
+std::string Visible(absl::string_view text);
 std::string Bytes(uint64_t bytes);                              // 1.50 MiB
 std::string PerParameter(uint64_t bytes, uint64_t parameters);  // 5.125 B/param
 std::string Grouped(uint64_t number);                           // 8,000,000,000

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "client/cpp/ctl/command.h"
+#include "client/cpp/ctl/table.h"
 
 namespace ballast::ctl {
 namespace {
@@ -62,7 +63,7 @@ int PrintAsJson(const Invocation& invocation, const Findings& findings) {
 
 void Print(const Verdict& verdict, std::ostream& out) {
   out << verdict.folder << ": " << Word(verdict.status) << "\n";
-  for (const std::string& line : verdict.said) out << "  " << line << "\n";
+  for (const std::string& line : verdict.said) out << "  " << Visible(line) << "\n";
   out.flush();  // the next one may take minutes
 }
 

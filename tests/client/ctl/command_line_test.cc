@@ -175,6 +175,18 @@ TEST(TableTest, SpeaksInUnits) {
   EXPECT_EQ(Grouped(12), "12");
   EXPECT_EQ(Duration(0.0123), "12.3 ms");
   EXPECT_EQ(Duration(3 * 86400 + 4 * 3600), "3 d 4 h");
+TEST(TableTest, ShowsControlCharactersOfNames) {
+  EXPECT_EQ(Visible("a\x1b[31m\n\x7f\xc2\x9b"
+                    "b \xc3\xa9\xe2\x82\xac\xc2"),
+            "a\\x1b[31m\\x0a\\x7f\\x9b"
+            "b \xc3\xa9\xe2\x82\xac\xc2");
+  std::ostringstream out;
+  Table table({Table::kLeft, Table::kRight});
+  table.Row({"w\n0", "1"});
+  table.Print(out);
+  EXPECT_EQ(out.str(), "w\\x0a0  1\n");
+}
+
 }
 
 TEST(CommandLineTest, AHostWhoseNameBeginsAsASocketsDoesIsAHost) {
