@@ -85,6 +85,7 @@ Command CertsCommand() {
                     {"host", "NAME...",
                      "a name or address of the daemon's host, as trainers write it; may come again, or a,b"},
                     {"days", "N", "how long they are valid; default 365"}},
+          .prints_json = false,
           .run = Init};
 }
 

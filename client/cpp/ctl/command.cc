@@ -78,15 +78,28 @@ absl::StatusOr<absl::Duration> Days(const Invocation& invocation, const std::str
   return absl::Hours(24) * static_cast<int64_t>(*days);
 }
 
-int PrintJson(const Invocation& invocation, const google::protobuf::Message& message) {
+static absl::StatusOr<std::string> ToJson(const google::protobuf::Message& message, bool whitespace) {
   google::protobuf::util::JsonPrintOptions options;
-  options.add_whitespace = true;
+  options.add_whitespace = whitespace;
   options.always_print_primitive_fields = true;
   options.preserve_proto_field_names = true;
   std::string json;
   const auto status = google::protobuf::util::MessageToJsonString(message, &json, options);
-  if (!status.ok()) return Fail(invocation, absl::InternalError(status.ToString()));
-  invocation.out << json;
+  if (!status.ok()) return absl::InternalError(status.ToString());
+  return json;
+}
+
+int PrintJson(const Invocation& invocation, const google::protobuf::Message& message) {
+  const auto json = ToJson(message, /*whitespace=*/true);
+  if (!json.ok()) return Fail(invocation, json.status());
+  invocation.out << *json;
+  return kOk;
+}
+
+int PrintJsonLine(const Invocation& invocation, const google::protobuf::Message& message) {
+  const auto json = ToJson(message, /*whitespace=*/false);
+  if (!json.ok()) return Fail(invocation, json.status());
+  invocation.out << *json << std::endl;
   return kOk;
 }
 

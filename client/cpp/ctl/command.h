@@ -53,6 +53,7 @@ struct Command {
   std::string summary;
   std::string details;  // after the summary in the command's own help
   std::vector<Flag> flags;
+  bool prints_json = true;  // else it refuses --json
   int (*run)(const Invocation&);
 };
 
@@ -98,5 +99,7 @@ absl::StatusOr<uint64_t> WholeNumber(const std::string& name, const std::string&
 absl::StatusOr<absl::Duration> Days(const Invocation& invocation, const std::string& otherwise);
 // A protobuf message as JSON, with the proto's field names and zeros in place.
 int PrintJson(const Invocation& invocation, const google::protobuf::Message& message);
+// The same in one line, at once: of messages that come one after another.
+int PrintJsonLine(const Invocation& invocation, const google::protobuf::Message& message);
 
 }  // namespace ballast::ctl

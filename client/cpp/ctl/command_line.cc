@@ -172,6 +172,11 @@ absl::Status CheckFlags(const Sorted& sorted) {
   return absl::OkStatus();
 }
 
+absl::Status CheckJson(const Sorted& sorted) {
+  if (sorted.command->prints_json || !sorted.flags.contains("json")) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(sorted.command->name, " prints no JSON; leave out --json"));
+}
+
 absl::Status CheckArguments(const Sorted& sorted) {
   if (sorted.rest.size() == sorted.command->arguments.size()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("got ", sorted.rest.size(), " arguments, wanted ",
@@ -219,6 +224,7 @@ int Main(const std::vector<std::string>& words, const Environment& environment, 
     return asked ? kOk : kUsage;
   }
   if (auto s = CheckArguments(*sorted); !s.ok()) return Misused(err, s);
+  if (auto s = CheckJson(*sorted); !s.ok()) return Misused(err, s, sorted->command->name);
   Invocation invocation{.arguments = sorted->rest, .flags = sorted->flags, .out = out, .err = err};
   invocation.server = invocation.Get("server", environment("BALLAST_SERVER").value_or("localhost:7700"));
   invocation.json = invocation.Has("json");

@@ -124,6 +124,7 @@ Command TokenCommand() {
                 {"most-bytes", "SIZE", "that the runs may reserve together, such as 64GiB"},
                 {"most-streams", "N", "open at a time"},
                 {"most-requests", "N", "calls a second"}},
+      .prints_json = false,
       .run = New};
 }
 

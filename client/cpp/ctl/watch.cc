@@ -7,6 +7,7 @@
 
 #include "client/cpp/ctl/command.h"
 #include "client/cpp/ctl/step_text.h"
+#include "client/cpp/ctl/table.h"
 
 namespace ballast::ctl {
 namespace {
@@ -33,8 +34,17 @@ absl::StatusOr<Look> LookAgain(Client& client, const std::string& run, const v1:
   return Look{*std::move(history), rewound};
 }
 
+int Show(const Invocation& invocation, const v1::StepRecord& step) {
+  if (invocation.json) return PrintJsonLine(invocation, step);
+  invocation.out << WatchLine(step) << std::endl;
+  for (const v1::SpikeEvent& event : step.spikes()) {
+    invocation.out << "            " << Visible(event.text()) << std::endl;
+  }
+  return kOk;
+}
+
 int Watch(const Invocation& invocation, Client& client, double interval_s, uint64_t steps) {
-  invocation.out << WatchHead() << "\n";
+  if (!invocation.json) invocation.out << WatchHead() << "\n";
   v1::StepRecord last;
   for (uint64_t shown = 0;;) {
     const auto look = LookAgain(client, invocation.arguments[0], last);
@@ -43,8 +53,7 @@ int Watch(const Invocation& invocation, Client& client, double interval_s, uint6
     for (const v1::StepRecord& step : look->history.steps()) {
       if (look->rewound ? step.closed_at_s() <= last.closed_at_s() : step.step() <= last.step()) continue;
       last = step;
-      invocation.out << WatchLine(step) << std::endl;
-      for (const v1::SpikeEvent& event : step.spikes()) invocation.out << "            " << event.text() << std::endl;
+      if (const int printed = Show(invocation, step); printed != kOk) return printed;
       if (!invocation.out) return kRefused;  // nobody sees more; main says so
       if (++shown == steps) return kOk;
     }
@@ -74,7 +83,8 @@ Command WatchCommand() {
           .summary = "follow a run, a line a step, until it is deleted or Ctrl-C",
           .details =
               "NORM is the gradient's before clipping, RMS the largest RMS_t of a tensor that is watched\n"
-              "(spikes.rms_min_elements), FOUND why a step was not applied, and loss spikes or what tells of them.\n",
+              "(spikes.rms_min_elements), FOUND why a step was not applied, and loss spikes or what tells of them.\n"
+              "With --json each step is an object in a line of its own.\n",
           .flags = {{"interval", "SECONDS", "between looks; 1"}, {"steps", "N", "end after so many steps; 0: never"}},
           .run = WatchRun};
 }

@@ -21,6 +21,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::ContainsRegex;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
 using ::testing::Not;
@@ -140,6 +141,17 @@ TEST_F(BallastctlTest, WatchShowsEachStepAndEnds) {
   EXPECT_THAT(answer.text,
               MatchesRegex(" +STEP +OUTCOME +LOSS.*\n +1 +applied .*\n +2 +applied .*\n +3 +applied .*\n"));
   EXPECT_EQ(Ballastctl("watch least-squares --interval 0").code, 64);
+}
+
+TEST_F(BallastctlTest, WatchAsJsonHasAStepALine) {
+  Train();
+  const Answer answer = Ballastctl("watch least-squares --steps 3 --json");
+  EXPECT_EQ(answer.code, 0);
+  const std::vector<std::string> lines = absl::StrSplit(answer.text, '\n', absl::SkipEmpty());
+  ASSERT_EQ(lines.size(), 3u) << answer.text;
+  for (size_t i = 0; i < lines.size(); ++i) {
+    EXPECT_THAT(lines[i], AllOf(StartsWith(absl::StrCat("{\"step\":\"", i + 1, "\"")), EndsWith("}")));
+  }
 }
 
 TEST_F(BallastctlTest, WatchSaysThatTheRunWasDeleted) {

@@ -76,6 +76,15 @@ TEST(CommandLineTest, AnUnknownFlagIsNamedWithTheNearest) {
   EXPECT_EQ(Ballastctl({"runs", "--force"}).code, kUsage) << "a flag of another command";
 }
 
+TEST(CommandLineTest, ACommandThatPrintsNoJsonIsAskedForNone) {
+  for (const std::vector<std::string>& words :
+       {std::vector<std::string>{"token", "new", "--json"}, {"certs", "init", "--json"}}) {
+    const Answer answer = Ballastctl(words);
+    EXPECT_EQ(answer.code, kUsage);
+    EXPECT_THAT(answer.err, HasSubstr(words[0] + " prints no JSON; leave out --json\ntry `ballastctl " + words[0]));
+  }
+}
+
 TEST(CommandLineTest, WrongValuesAreNamed) {
   EXPECT_THAT(Ballastctl({"runs", "--timeout", "soon"}).err, HasSubstr("--timeout is 'soon'"));
   EXPECT_THAT(Ballastctl({"runs", "--server"}).err, HasSubstr("--server needs a value"));
@@ -166,15 +175,6 @@ TEST(TableTest, AlignsColumnsWithoutTrailingBlanks) {
   EXPECT_EQ(out.str(), "a    10  x\nbbb   5\n");
 }
 
-TEST(TableTest, SpeaksInUnits) {
-  EXPECT_EQ(Bytes(1023), "1023 B");
-  EXPECT_EQ(Bytes(3 << 19), "1.50 MiB");
-  EXPECT_EQ(PerParameter(41, 8), "5.125 B/param");
-  EXPECT_EQ(PerParameter(41, 0), "-");
-  EXPECT_EQ(Grouped(8000000000), "8,000,000,000");
-  EXPECT_EQ(Grouped(12), "12");
-  EXPECT_EQ(Duration(0.0123), "12.3 ms");
-  EXPECT_EQ(Duration(3 * 86400 + 4 * 3600), "3 d 4 h");
 TEST(TableTest, ShowsControlCharactersOfNames) {
   EXPECT_EQ(Visible("a\x1b[31m\n\x7f\xc2\x9b"
                     "b \xc3\xa9\xe2\x82\xac\xc2"),
@@ -187,6 +187,15 @@ TEST(TableTest, ShowsControlCharactersOfNames) {
   EXPECT_EQ(out.str(), "w\\x0a0  1\n");
 }
 
+TEST(TableTest, SpeaksInUnits) {
+  EXPECT_EQ(Bytes(1023), "1023 B");
+  EXPECT_EQ(Bytes(3 << 19), "1.50 MiB");
+  EXPECT_EQ(PerParameter(41, 8), "5.125 B/param");
+  EXPECT_EQ(PerParameter(41, 0), "-");
+  EXPECT_EQ(Grouped(8000000000), "8,000,000,000");
+  EXPECT_EQ(Grouped(12), "12");
+  EXPECT_EQ(Duration(0.0123), "12.3 ms");
+  EXPECT_EQ(Duration(3 * 86400 + 4 * 3600), "3 d 4 h");
 }
 
 TEST(CommandLineTest, AHostWhoseNameBeginsAsASocketsDoesIsAHost) {
