@@ -1,5 +1,6 @@
 // ballast::Client: one trainer process's connection to a run.
 //
+//   std::vector<...> weights = ...;                 // what is bound outlives the client
 //   auto client = ballast::Client::Connect({.server = "node7:7700"}).value();
 //   client->CreateRun(spec);                        // ballast::v1::RunSpec; idempotent
 //   auto attachment = client->Attach({.run_id = "r1"}).value();
@@ -36,7 +37,8 @@
 // Memory: Push copies, over shared memory to where the daemon reads, as far as the rank's window goes; else into a host
 // buffer, and each chunk is freed as the daemon acknowledges it: gradients that do not leave as fast as they are pushed
 // are kept, at most those of one step's micro-batches. 64 MiB of the memory that chunks had stay for those to come, until
-// the client is destroyed.
+// the client is destroyed. What is passed to Push, LoadWeights and Pull is used in the course of the call alone. What is bound
+// stays in use until it is bound elsewhere, Detach, or the client's end, also when a step has failed: make it before the client.
 //
 // Errors: absl::Status with the daemon's code and message. A call refused for its arguments or its place in the
 // sequence (INVALID_ARGUMENT, FAILED_PRECONDITION) changes nothing. When the daemon ends the session, or cannot be
@@ -332,13 +334,13 @@ class Client {
   // `scales`: one for each row of the last dimension (int8-row), one (int8-tensor), or none.
   virtual absl::Status BindServed(uint32_t tensor, void* codes, uint64_t bytes, absl::Span<float> scales) = 0;
 
+  // INVALID_ARGUMENT names a value that the run's rule lacks or no daemon takes, or says that there are more micro-batches
+  // than the run's accumulation.
   virtual absl::Status BeginStep(const StepValues& values) = 0;
   // Takes a copy of `gradient`, which is in the group's gradient format or else in the tensor's dtype. To be called at
   // most once for each tensor and micro-batch. A small one waits for others, half a millisecond at most and not beyond the
   // end of the micro-batch, since waking the daemon costs as much as sending several.
   virtual absl::Status Push(uint32_t tensor, absl::Span<const std::byte> gradient) = 0;
-  // INVALID_ARGUMENT names a value that the run's rule lacks or no daemon takes, or says that there are more micro-batches
-  // than the run's accumulation.
   // Ends a micro-batch that is not the step's last; later pushes belong to the next one. Tensors not pushed in it are
   // sent as absent: they count as zero. next_is_last: the next one is the last, although BeginStep announced more.
   virtual absl::Status EndMicro(std::optional<double> loss, bool next_is_last = false) = 0;

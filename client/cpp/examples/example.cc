@@ -62,13 +62,13 @@ ballast::v1::RunSpec Spec() {
 }
 
 absl::Status Train(const std::string& server) {
+  std::vector<float> weights(kFeatures, 0), gradient;  // before the client, which writes to them
   auto client = ballast::Client::Connect({.server = server});
   if (!client.ok()) return client.status();
   if (auto created = (*client)->CreateRun(Spec()); !created.ok()) return created.status();
   auto attachment = (*client)->Attach({.run_id = "example"});
   if (!attachment.ok()) return attachment.status();
 
-  std::vector<float> weights(kFeatures, 0), gradient;
   const auto bytes = Bytes(weights);
   if (!attachment->weights_loaded) {
     const ballast::TensorView view{.tensor = 0, .format = "fp32", .bytes = bytes};

@@ -131,6 +131,9 @@ class Trainer {
  public:
   Trainer(Flags flags, Samples train, Client* client)
       : flags_(std::move(flags)), train_(std::move(train)), model_(flags_.seed), client_(*client) {}
+  ~Trainer() { client_.Detach(); }  // before the weights go that it writes to
+  Trainer(const Trainer&) = delete;
+  Trainer& operator=(const Trainer&) = delete;
 
   // Creates or finds the run, and has its weights.
   absl::Status Join() {
