@@ -8,6 +8,7 @@
 #include <functional>
 #include <future>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -60,14 +61,17 @@ class InterruptibleCalls {
   auto Make(Call call, Undo undo) {
     using Result = decltype(call());
     auto state = std::make_shared<std::atomic<CallState>>(CallState::kRuns);
-    std::packaged_task<Result()> task([call = std::move(call), undo, state, left = left_]() -> Result {
-      if (left) (*left)();
-      call_of_thread = state;
-      if (SignalRaised()) return absl::CancelledError("interrupted before it began");
-      Result result = call();
-      if (state->exchange(CallState::kEnded) == CallState::kLeft && result.ok()) undo();
-      return result;
-    });
+    std::packaged_task<Result()> task(
+        [call = std::optional(std::move(call)), undo = std::optional(undo), state, left = left_]() mutable -> Result {
+          if (left) (*left)();
+          call_of_thread = state;
+          const bool raised = SignalRaised();
+          Result result = raised ? Result(absl::CancelledError("interrupted before it began")) : (*call)();
+          if (!raised && state->exchange(CallState::kEnded) == CallState::kLeft && result.ok()) (*undo)();
+          call.reset();  // what they own is the caller's to end from now on, and nothing of it is left when it may fork
+          undo.reset();
+          return result;
+        });
     auto result = std::make_shared<std::future<Result>>(task.get_future());
     std::thread(std::move(task)).detach();
     for (;;) {
