@@ -65,8 +65,6 @@ class RunFolder {
   absl::StatusOr<uint64_t> NewestIfAllAfter(uint64_t step) const;
   // Those of later steps, up to this number, count no more: their steps have been undone.
   absl::Status SetAside(uint64_t after_step, uint64_t last_number = std::numeric_limits<uint64_t>::max());
-  // One that counts does so no more: it is damaged.
-  absl::Status SetAside(const CheckpointEntry& entry);
   // Those with a higher number than this one are damaged, of those that are there now: Retain does not count them. To be
   // called before anything is written.
   absl::Status PassOver(uint64_t number);
@@ -87,6 +85,7 @@ class RunFolder {
  private:
   RunFolder(Fs* fs, std::string path, std::string runs, PublishedCommand* command = nullptr)
       : fs_(fs), path_(std::move(path)), runs_(std::move(runs)), command_(command) {}
+  absl::Status SetAside(const CheckpointEntry& entry);  // which counts
   absl::Status RenameSynced(const std::string& from, const std::string& to);
   absl::Status RemoveFiles(const std::string& folder);
   absl::Status RemoveCheckpoints();

@@ -162,7 +162,7 @@ TEST_F(RunRegistryTest, ARunThatIsMadeHasItsPlaceAndItsMemory) {
   Create("third", kSmall, &third);
   Create("fourth", kSmall, &fourth);
   EXPECT_TRUE(third.Get().ok());
-  EXPECT_THAT(std::string(fourth.Get().status().message()), HasSubstr("would be the 4th, and max_runs is 3"));
+  EXPECT_THAT(std::string(fourth.Get().status().message()), HasSubstr("would be run number 4, and max_runs is 3"));
   device_->Open();
   EXPECT_TRUE(large.Get().ok());
 }
