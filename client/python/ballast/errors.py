@@ -17,8 +17,8 @@ _TO_DO = re.compile(r"attach again without the token, .* go on with step (\d+)")
 
 
 class BallastError(RuntimeError):
-    """The root. Raised itself for what the others do not cover: another rank's loader failed (in_step()), or an error of
-    Ballast's own."""
+    """The root. Raised itself for what the others do not cover: the daemon's access file does not allow it (code PERMISSION_DENIED or
+    UNAUTHENTICATED), another rank's loader failed (in_step()), or an error of Ballast's own."""
 
     def __init__(self, message: str, code: str = "INTERNAL"):
         super().__init__(message)
