@@ -256,8 +256,10 @@ class Model {
                 .first = true};
     for (uint64_t rank = 0; rank < (adds ? 2 : 1); ++rank) {
       const std::vector<float> values = NormalValues(100 * t + 10 * i + rank, 0.1f, sizes_[i]);
-      std::string payload((last - first) * sizeof(float), '\0');
-      std::memcpy(payload.data(), values.data() + first, payload.size());
+      const auto bytes =
+          absl::MakeConstSpan(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
+      const auto part = bytes.subspan(first * sizeof(float), (last - first) * sizeof(float));
+      std::string payload(part.begin(), part.end());
       sum.terms.push_back({.payload = Payload(std::move(payload)), .first = 0, .last = last - first});
     }
     return sum;
