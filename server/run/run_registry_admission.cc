@@ -94,8 +94,8 @@ absl::Status RunRegistry::AdmitOneMore(const RunSpec& spec) const {
   if (there < options_.max_runs) return absl::OkStatus();
   options_.metrics->OnAdmissionRejected("max_runs");
   return absl::ResourceExhaustedError(
-      absl::StrCat("run '", spec.run_id, "' would be run number ", there + 1, ", and max_runs is ", options_.max_runs, "; ",
-                   options_.tells_of_all ? DescribeIdle(all) : "",
+      absl::StrCat("run '", spec.run_id, "' would be run number ", there + 1, ", and max_runs is ", options_.max_runs,
+                   "; ", options_.tells_of_all ? DescribeIdle(all) : "",
                    "delete one (`ballastctl delete RUN`), raise max_runs, or set ", "idle_run_timeout"));
 }
 
