@@ -102,11 +102,16 @@ void JoinSums(FairQueue* queue, DeviceJob* update) {
   auto* const task = std::get_if<UpdateTask>(&update->task);
   if (task == nullptr || task->sums != nullptr || !update->tensor) return;
   GradientSums sums;
+  // What waits before the last sums of all parts is of an earlier step, whose gradient lay elsewhere perhaps.
+  uint64_t left = task->update.n;
   size_t from = 0;
-  while (const auto at = FindSum(queue, *update->tensor, sums, from)) {
+  while (left > 0) {
+    const auto at = FindSum(queue, *update->tensor, sums, from);
+    if (!at) break;
     from = *at;  // where the job before it is then
     DeviceJob job = queue->TakeLate(from);
     sums.push_back(std::get<SumTask>(std::move(job.task)));
+    left -= std::min(left, sums.back().elements);
     // Those that came later are already to be answered before the update, and this one before them.
     update->done = [first = std::move(job.done), then = std::move(update->done)](const TaskResult& result) mutable {
       first({});

@@ -31,7 +31,8 @@ void UpdateWithSums(const UpdateTask& task, uint64_t first, uint64_t last);
 void MakeSums(const UpdateTask& task, uint64_t first, uint64_t last);
 
 // Takes sums of the gradient that wait in the queue for the update that is about to go there, as its own: the last of each part, if
-// nothing that waits behind it reads or writes that gradient. They are answered just before the update.
+// nothing that waits behind it reads or writes that gradient. They are answered just before the update. Every part of the
+// gradient has been submitted as a sum by then.
 void JoinSums(FairQueue* queue, DeviceJob* update);
 
 }  // namespace ballast

@@ -143,6 +143,20 @@ TEST_F(WaitingSumsTest, WhatIsMeasuredInBetweenIsSummedBefore) {
   ExpectTheSame();
 }
 
+// A step that came to nothing has left a sum where this gradient lies otherwise.
+TEST_F(WaitingSumsTest, ASumOfAnEarlierStepIsNoPart) {
+  UpdateApart();
+  model_.Held([&] {
+    SumTask earlier = model_.MakePart(1, 7, 0, 2 * kernels::kTile, /*adds=*/false);
+    earlier.to += kernels::kTile * sizeof(float);
+    model_.SubmitSum(1, std::move(earlier));
+    for (const int part : {0, 1}) SubmitPart(&model_, 1, part);
+    model_.UpdateOne(1, 1, /*measured=*/false);
+  });
+  EXPECT_EQ(model_.sums(), 3u);
+  ExpectTheSame();
+}
+
 // Of two micro-batches the earlier is summed at its place, and the later by the update.
 TEST_F(WaitingSumsTest, OfTwoSumsOfAPartTheLastIsMadeByTheUpdate) {
   for (const bool waits : {false, true}) {
