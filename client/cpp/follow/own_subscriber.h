@@ -19,31 +19,25 @@ class OwnSubscriber final : public Subscriber {
   }
 
   absl::StatusOr<std::optional<FollowedVersion>> Next(double timeout_s) override {
-    if (auto s = CheckNotForked(); !s.ok()) return s;
-    return subscriber_->Next(timeout_s);
+    return UnlessForked([&] { return subscriber_->Next(timeout_s); });
   }
   bool Await(double timeout_s) override { return !CheckNotForked().ok() || subscriber_->Await(timeout_s); }
   const v1::RunSpec& spec() const override { return subscriber_->spec(); }
   bool readable() const override { return CheckNotForked().ok() && subscriber_->readable(); }
   absl::StatusOr<FollowedTensor> Served(uint32_t tensor) const override {
-    if (auto s = CheckNotForked(); !s.ok()) return s;
-    return subscriber_->Served(tensor);
+    return UnlessForked([&] { return subscriber_->Served(tensor); });
   }
   absl::Status Read(uint32_t tensor, absl::Span<std::byte> out) const override {
-    if (auto s = CheckNotForked(); !s.ok()) return s;
-    return subscriber_->Read(tensor, out);
+    return UnlessForked([&] { return subscriber_->Read(tensor, out); });
   }
   absl::StatusOr<uint64_t> CountChanged(uint32_t tensor) const override {
-    if (auto s = CheckNotForked(); !s.ok()) return s;
-    return subscriber_->CountChanged(tensor);
+    return UnlessForked([&] { return subscriber_->CountChanged(tensor); });
   }
   absl::Status ReadChanged(uint32_t tensor, absl::Span<int64_t> places, absl::Span<std::byte> values) const override {
-    if (auto s = CheckNotForked(); !s.ok()) return s;
-    return subscriber_->ReadChanged(tensor, places, values);
+    return UnlessForked([&] { return subscriber_->ReadChanged(tensor, places, values); });
   }
   absl::Status Rollback(const std::string& tag) override {
-    if (auto s = CheckNotForked(); !s.ok()) return s;
-    return subscriber_->Rollback(tag);
+    return UnlessForked([&] { return subscriber_->Rollback(tag); });
   }
   void Resume() override {
     if (CheckNotForked().ok()) subscriber_->Resume();
