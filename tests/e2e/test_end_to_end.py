@@ -171,10 +171,10 @@ def test_check_config_accepts_what_print_config_prints(tmp_path):
 
 def test_a_daemon_of_a_trainers_own_has_to_be_named():
     """`local` is a server for a trainer alone."""
-    command = [BALLASTCTL, "runs"]
     environment = plain_environment() | {"BALLAST_SERVER": "local"}
-    refused = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
-    assert refused.returncode == 1 and "stderr names, by --server" in refused.stderr, refused.stderr
+    for words in (["runs"], ["follow", "r", "--out", "nowhere"]):
+        refused = subprocess.run([BALLASTCTL, *words], capture_output=True, text=True, timeout=60, env=environment)
+        assert refused.returncode == 1 and "stderr names, by --server" in refused.stderr, refused.stderr
 
 
 def test_an_unknown_flag_is_named():

@@ -20,12 +20,17 @@ std::vector<Invocation> OfEachDaemon(const Invocation& invocation) {
   return each;
 }
 
-ClientOptions OptionsOf(const Invocation& invocation) {
-  return {.server = invocation.server,
-          .tls = invocation.tls,
-          .token_file = invocation.token_file,
-          .connect_timeout_s = invocation.timeout_s,
-          .reconnect_timeout_s = invocation.timeout_s};
+absl::StatusOr<ClientOptions> OptionsOf(const Invocation& invocation) {
+  if (invocation.server == "local") {
+    return absl::InvalidArgumentError(
+        "server 'local' is a daemon that a Python process has started for itself: give its address, unix:PATH, which a "
+        "line on that process's stderr names, by --server or BALLAST_SERVER");
+  }
+  return ClientOptions{.server = invocation.server,
+                       .tls = invocation.tls,
+                       .token_file = invocation.token_file,
+                       .connect_timeout_s = invocation.timeout_s,
+                       .reconnect_timeout_s = invocation.timeout_s};
 }
 
 absl::Status CheckWhole(const Invocation& invocation, Client& client, const std::string& run_id) {
@@ -39,12 +44,9 @@ absl::Status CheckWhole(const Invocation& invocation, Client& client, const std:
 }
 
 absl::StatusOr<std::unique_ptr<Client>> Connect(const Invocation& invocation) {
-  if (invocation.server == "local") {
-    return absl::InvalidArgumentError(
-        "server 'local' is a daemon that a Python process has started for itself: give its address, unix:PATH, which a "
-        "line on that process's stderr names, by --server or BALLAST_SERVER");
-  }
-  auto client = Client::Connect(OptionsOf(invocation));
+  auto options = OptionsOf(invocation);
+  if (!options.ok()) return options.status();
+  auto client = Client::Connect(*std::move(options));
   if (client.ok()) return client;
   return InCommandLine(client.status());
 }

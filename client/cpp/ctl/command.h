@@ -82,8 +82,8 @@ Command TokenCommand();
 
 // The same for each of the daemons that --server names.
 std::vector<Invocation> OfEachDaemon(const Invocation& invocation);
-// Of a connection to the daemon that is meant.
-ClientOptions OptionsOf(const Invocation& invocation);
+// Of a connection to the daemon that is meant. INVALID_ARGUMENT: none is named.
+absl::StatusOr<ClientOptions> OptionsOf(const Invocation& invocation);
 absl::StatusOr<std::unique_ptr<Client>> Connect(const Invocation& invocation);
 // Before a run is taken back. FAILED_PRECONDITION: the daemon has a part of it, and the command names no other.
 absl::Status CheckWhole(const Invocation& invocation, Client& client, const std::string& run_id);

@@ -129,15 +129,16 @@ int FollowRun(const Invocation& invocation) {
   const auto flags = FlagsOf(invocation);
   if (!flags.ok()) return Misused(invocation.err, flags.status(), "follow");
   const std::string& run = invocation.arguments[0];
-  ClientOptions options = OptionsOf(invocation);
-  if (!invocation.Has("timeout")) options.reconnect_timeout_s = kReconnectS;
-  const auto subscriber = Subscriber::Open(std::move(options), {.run_id = run,
-                                                                .every = flags->every,
-                                                                .marks_changed = flags->kept.changes > 0,
-                                                                .tag = flags->tag,
-                                                                .average = flags->average,
-                                                                .format = flags->format,
-                                                                .wait_for_run_s = flags->wait_for_run_s});
+  auto options = OptionsOf(invocation);
+  if (!options.ok()) return Fail(invocation, options.status());
+  if (!invocation.Has("timeout")) options->reconnect_timeout_s = kReconnectS;
+  const auto subscriber = Subscriber::Open(*std::move(options), {.run_id = run,
+                                                                 .every = flags->every,
+                                                                 .marks_changed = flags->kept.changes > 0,
+                                                                 .tag = flags->tag,
+                                                                 .average = flags->average,
+                                                                 .format = flags->format,
+                                                                 .wait_for_run_s = flags->wait_for_run_s});
   if (!subscriber.ok()) return Fail(invocation, InCommandLine(subscriber.status()));
   auto files = FollowedFiles::Open(flags->out, run, flags->kept);
   if (!files.ok()) return Fail(invocation, files.status());
