@@ -82,7 +82,11 @@ absl::StatusOr<PartsClient::Whole> PartsClient::TakeWhole(std::vector<v1::GetRun
   auto placement = PartPlacement::OfParts(specs);
   if (!placement.ok()) return placement.status();
   v1::RunSpec spec = placement->WholeOf(specs);
-  return Whole{.run_id = spec.run_id(), .placement = *std::move(placement), .spec = std::move(spec)};
+  StepLimits limits(spec);
+  return Whole{.run_id = spec.run_id(),
+               .placement = *std::move(placement),
+               .spec = std::move(spec),
+               .limits = std::move(limits)};
 }
 
 absl::StatusOr<PartsClient::Whole> PartsClient::Look(const std::string& run_id) const {

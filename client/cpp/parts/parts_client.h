@@ -24,6 +24,7 @@
 #include "client/cpp/daemon_client.h"
 #include "client/cpp/parts/part_placement.h"
 #include "client/cpp/parts/shared_checkpoint.h"
+#include "client/cpp/wire/step_limits.h"
 
 namespace ballast {
 
@@ -85,6 +86,7 @@ class PartsClient final : public Client {
     std::string run_id;
     PartPlacement placement;
     v1::RunSpec spec;
+    StepLimits limits;
     bool staged() const { return spec.commit() == v1::COMMIT_MODE_STAGED; }
   };
   // From BeginStep to the result of EndStep.

@@ -11,7 +11,6 @@
 #include "client/cpp/parts/merge.h"
 #include "client/cpp/parts/parts_client.h"
 #include "client/cpp/stream/ready.h"
-#include "client/cpp/wire/step_limits.h"
 
 namespace ballast {
 namespace {
@@ -228,7 +227,7 @@ absl::StatusOr<MeasuredStep> PartsClient::TakeMeasures(Step* step, MeasureFuture
 
 std::future<absl::StatusOr<StepResult>> PartsClient::EndStep(std::optional<double> loss, const StepEndValues& values) {
   if (auto s = CheckOpen("EndStep"); !s.ok()) return Ready<StepResult>(s);
-  if (auto s = StepLimits(whole_.spec).CheckEnd(values); !s.ok()) return Ready<StepResult>(s);
+  if (auto s = whole_.limits.CheckEnd(values); !s.ok()) return Ready<StepResult>(s);
   auto promise = std::make_shared<std::promise<absl::StatusOr<StepResult>>>();
   if (whole_.staged() && !values.discard) {
     auto futures = std::make_shared<MeasureFutures>();
