@@ -68,16 +68,19 @@ def limits_table(source: Source) -> str:
     return source.text.partition("\n## Limits\n")[2].partition("\n## ")[0] if source.path == "server/README.md" else ""
 
 
+def messages(text: str) -> dict[str, str]:
+    """What stands between the braces of each message of a .proto file."""
+    return dict(re.findall(r"^message (\w+) \{\n(.*?)^\}", text, re.MULTILINE | re.DOTALL))
+
+
 def schema(sources: list[Source]) -> dict[str, set[str]]:
     """The keys of the configuration by their section; "" has those without one, and the sections themselves."""
-    messages = {
-        match[1]: dict(
-            reversed(field) for field in re.findall(r"^  (?:repeated )?(\w+) (\w+) = ", match[2], re.MULTILINE)
-        )
-        for match in re.finditer(r"^message (\w+) \{\n(.*?)^\}", text_of(sources, CONFIG), re.MULTILINE | re.DOTALL)
+    kinds = {
+        name: dict(reversed(field) for field in re.findall(r"^  (?:repeated )?(\w+) (\w+) = ", body, re.MULTILINE))
+        for name, body in messages(text_of(sources, CONFIG)).items()
     }
-    top = messages.get("DaemonConfig", {})
-    return {"": set(top)} | {key: set(messages[kind]) for key, kind in top.items() if kind in messages}
+    top = kinds.get("DaemonConfig", {})
+    return {"": set(top)} | {key: set(kinds[kind]) for key, kind in top.items() if kind in kinds}
 
 
 def configuration_keys(sources: list[Source]) -> list[str]:
@@ -112,8 +115,7 @@ def message_fields(sources: list[Source]) -> list[str]:
     fields: dict[str, set[str]] = {}
     for source in sources:
         if source.suffix == ".proto":
-            for match in re.finditer(r"^message (\w+) \{\n(.*?)^\}", source.text, re.MULTILINE | re.DOTALL):
-                fields[match[1]] = set(re.findall(r"(\w+) = \d+", match[2]))
+            fields |= {name: set(re.findall(r"(\w+) = \d+", body)) for name, body in messages(source.text).items()}
     wrong = []
     for source in documents(sources):
         for match in re.finditer(r"\b([A-Z]\w+)\.([a-z_]+)\b(?!\()", source.text):
