@@ -66,6 +66,17 @@ class FollowedParameters:
             _why_unfit(parameter, *self._tensors[i][1:]) for i, parameter in self._parameters.items()
         )
 
+    @property
+    def devices(self) -> set[torch.device]:
+        """Where they are now."""
+        return {parameter.device for parameter in self._parameters.values()}
+
+    def await_copies(self) -> None:
+        """Until the weights are where write() has put them, for whoever reads them from another stream of a GPU."""
+        for device in self.devices:
+            if device.type == "cuda":
+                torch.cuda.current_stream(device).synchronize()
+
     def write(self, subscriber: _core.Subscriber, tensors: Iterable[int]) -> None:
         """Puts the subscriber's weights of these tensors into their parameters, and of those that others have written to since;
         those on a GPU get them in the order of its current stream."""

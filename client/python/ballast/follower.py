@@ -16,12 +16,16 @@ from torch import nn
 
 from ballast.errors import Rejected
 from ballast.followed_parameters import FollowedParameters, Names, listed
+from ballast.stream_order import StreamOrder
 from ballast.subscriber import Subscriber, Version
 from ballast.tls import Tls
 from ballast.uncopyable import Uncopyable
 from ballast.version_feed import VersionFeed, deadline_of, left_until
 from ballast.weak_registry import WeakRegistry
 from ballast.weights_gate import WeightsGate
+
+# How long a forward waits for those of other threads, so that it has newer weights, once for each version: they may wait for it.
+_PATIENCE_S = 10.0
 
 
 def follow(
@@ -51,9 +55,12 @@ def follow(
             loss = sum(model.loss(batch) for batch in held_out)
 
     A thread receives; the module gets the newest version when its forward begins, or in update() and wait(), and never while
-    a forward is under way, in whatever thread. `model` is the module that is called. Its buffers, and parameters that the
-    trainer does not train, stay as they are. What others write to the parameters, or put in their place, is there until the next
-    version. A copy of the module follows nothing.
+    a forward is under way, in whatever thread: one that begins waits for the others then. `model` is the module that is called. Its
+    buffers, and parameters that the trainer does not train, stay as they are. What others write to the parameters, or put in their
+    place, is there until the next version. A copy of the module follows nothing.
+
+    On a GPU forwards may be in streams of their own. A CUDA graph that was captured of the module reads the weights where they
+    are: replay it within held(), or behind update() in the same stream. While one is captured weights do not change.
 
     every: no version nearer to the last one than so many steps. on_version: called with each version that has come into the
     module, by the thread that put it there.
@@ -111,7 +118,9 @@ class Follower(Uncopyable):
         self._parameters = FollowedParameters(self.run, self._specs, module, names)
         _check_followed_once(self)
         self._version: Version | None = None
+        self._awaited: Version | None = None  # a forward has waited for others to end, to have this one
         self._gate = WeightsGate()
+        self._order = StreamOrder()
         self._calls = threading.local()
         untraced: Any = torch.compiler.disable  # torch declares no types for it
         self._hooks = [
@@ -156,9 +165,13 @@ class Follower(Uncopyable):
         """Puts the newest version that has come into the module, once no forward is under way. False: there is no newer one.
         Rejected within a forward or held() of this thread."""
         self._feed.check()
-        with self._gate.changing(wait=True):
+        if self._order.capturing(self._parameters.devices):
+            raise Rejected(
+                "weights cannot be changed while a CUDA graph is captured: update() before", "FAILED_PRECONDITION"
+            )
+        with self._gate.changing(patience=None):
             version = self._feed.take(self._write)
-            _await_copies(self._module)
+            self._parameters.await_copies()
         return self._tell(version)
 
     def wait(self, step: int | None = None, timeout: float | None = None) -> bool:
@@ -195,11 +208,11 @@ class Follower(Uncopyable):
         that belong together, such as an evaluation, or the generation of a text. Of this thread; others may hold them, too.
         """
         self._renew()
-        self._gate.enter()
+        self._enter(holds=True)
         try:
             yield self._version
         finally:
-            self._gate.leave()
+            self._leave(holds=True)
 
     def close(self) -> None:
         """Ends the connection; the module keeps its weights. Later nothing."""
@@ -222,13 +235,27 @@ class Follower(Uncopyable):
         entered = self._entered()
         entered.append(False)  # _after is called whatever becomes of this
         self._renew()
-        self._gate.enter()
+        self._enter()
         entered[-1] = True
 
     def _after(self, module: nn.Module, inputs: Any, output: Any) -> None:
         entered = self._entered()
         if entered and entered.pop():
-            self._gate.leave()
+            self._leave()
+
+    def _enter(self, holds: bool = False) -> None:
+        self._gate.enter(holds)
+        try:
+            self._order.begin_use(self._parameters.devices)
+        except BaseException:
+            self._gate.leave(holds)
+            raise
+
+    def _leave(self, holds: bool = False) -> None:
+        try:
+            self._order.end_use(self._parameters.devices)
+        finally:
+            self._gate.leave(holds)
 
     def _entered(self) -> list[bool]:
         """By call of the module in this thread that has begun and not ended."""
@@ -238,10 +265,16 @@ class Follower(Uncopyable):
         return entered
 
     def _renew(self) -> None:
-        """The newest version, unless the weights are in use."""
+        """The newest version, once other threads' forwards are over; not while somebody holds the weights, nor while what is asked
+        of a GPU is recorded and not done."""
         self._feed.check()
-        with self._gate.changing(wait=False) as alone:
+        newest = self._feed.untaken
+        if newest is None or self._order.capturing(self._parameters.devices):
+            return
+        with self._gate.changing(0.0 if newest is self._awaited else _PATIENCE_S) as alone:
             version = self._feed.take(self._write) if alone else None
+        if not alone:
+            self._awaited = newest
         self._tell(version)
 
     def _write(self, subscriber: Subscriber, version: Version, changed: set[str]) -> None:
@@ -249,7 +282,12 @@ class Follower(Uncopyable):
             # The run was amended, or the module converted, or has other parameters.
             self._parameters = FollowedParameters(self.run, subscriber.specs, self._module, self._names)
             self._specs = subscriber.specs
-        subscriber.write(self._parameters, changed)
+        devices = self._parameters.devices
+        self._order.begin_change(devices)
+        try:
+            subscriber.write(self._parameters, changed)
+        finally:
+            self._order.end_change(devices)
         self._version = version
 
     def _tell(self, version: Version | None) -> bool:
@@ -290,9 +328,3 @@ class _Hook:
 class _NoHook:
     def __call__(self, *call: Any) -> None:
         pass
-
-
-def _await_copies(module: nn.Module) -> None:
-    """The next forward may be on another stream than the copies are."""
-    for device in {p.device for p in module.parameters() if p.device.type == "cuda"}:
-        torch.cuda.current_stream(device).synchronize()

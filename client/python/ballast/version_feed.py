@@ -41,6 +41,12 @@ class VersionFeed:
     def newest(self) -> Version | None:
         return self._newest
 
+    @property
+    def untaken(self) -> Version | None:
+        """The newest, if take() would take it now."""
+        version = self._newest
+        return None if version is self._taken or not self._subscriber.readable else version
+
     def check(self) -> None:
         """Raises what has gone wrong."""
         if self._is_forked:
@@ -61,8 +67,8 @@ class VersionFeed:
         the tensors that are others since. None: there is nothing new, or it is not whole here at this moment."""
         self.check()
         with self._weights:
-            version = self._newest
-            if version is self._taken or version is None or not self._subscriber.readable:
+            version = self.untaken
+            if version is None:
                 return None
             write(self._subscriber, version, self._changed)
             self._taken, self._changed = version, set()
