@@ -18,8 +18,8 @@
 # while nvidia-smi says the GPU's clocks and power; the daemon's device layer, its bits and its speed
 # (tests/bench/gpu_device_bench.cc), where `deploy/setup.sh portable` has put it into build/portable; optimizers of others as
 # far as python3 can import them (tests/bench/gpu_peers.py); training against the daemon of build/portable
-# (tests/bench/gpu_training.py); a trainer whose model is on the GPU (tests/bench/gpu_trainer.py); and layers in 8 bits on it
-# (tests/bench/gpu_layers.py). No setting of the GPU is changed.
+# (tests/bench/gpu_training.py); a trainer whose model is on the GPU (tests/bench/gpu_trainer.py); a module there that follows a
+# run (tests/bench/gpu_follower.py); and layers in 8 bits on it (tests/bench/gpu_layers.py). No setting of the GPU is changed.
 #
 # Every part has a budget; what does not fit is stopped, and FILE says so; a sanitizer that is stopped is "not finished", and
 # no failure unless it had found something. A part that cannot run is skipped loudly. Logs are in build/gpu-check/logs.
@@ -32,7 +32,7 @@ readonly ROOT
 readonly BUILD="build/gpu-check"
 readonly LOGS="$BUILD/logs"
 readonly FOUND="$BUILD/found" # what gpu_report.py makes the results file of
-readonly PARTS="build identity memcheck racecheck benchmark device peers training trainer layers"
+readonly PARTS="build identity memcheck racecheck benchmark device peers training trainer follower layers"
 readonly SECONDS_MOST=465
 readonly CUDA_PARTS=4
 readonly PYTHON=${PYTHON:-python3}
@@ -315,6 +315,10 @@ trainer() {
   MAY_SKIP=yes part trainer 130 "$PYTHON" tests/bench/gpu_trainer.py build/portable --json "$FOUND/trainer.jsonl" || true
 }
 
+follower() {
+  MAY_SKIP=yes part follower 60 "$PYTHON" tests/bench/gpu_follower.py build/portable --json "$FOUND/follower.jsonl" || true
+}
+
 layers() {
   MAY_SKIP=yes part layers 120 "$PYTHON" tests/bench/gpu_layers.py build/portable --json "$FOUND/layers.jsonl" || true
 }
@@ -326,6 +330,7 @@ run_parts() {
   MAY_SKIP=yes part peers 50 "$PYTHON" tests/bench/gpu_peers.py --seconds 35 --json "$FOUND/peers.jsonl" || true
   train
   trainer
+  follower
   layers
 }
 

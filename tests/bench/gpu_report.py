@@ -4,7 +4,7 @@
     gpu_report.py FOLDER RESULTS
 
 FOLDER has machine.txt (a "name: value" a line), parts.tsv (part, outcome, seconds, note), and, where they got that far,
-identity.json, bench.jsonl, clocks.csv, device.jsonl, peers.jsonl, training.txt, trainer.jsonl and layers.jsonl. A part that left
+identity.json, bench.jsonl, clocks.csv, device.jsonl, peers.jsonl, training.txt, trainer.jsonl, follower.jsonl and layers.jsonl. A part that left
 nothing is written down as not measured.
 """
 
@@ -236,6 +236,18 @@ def steps(rows: list[dict]) -> list[str]:
     return table(head, cells)
 
 
+def follower(folder: Path) -> list[str]:
+    rows = json_lines(folder / "follower.jsonl")
+    if not rows:
+        return [f"A module on the GPU that follows a run: {UNMEASURED}."]
+    head = ["what lands", "MB", "ms after the trainer's step", "ms of a copy of as much", "rounds"]
+    cells = []
+    for row in [row for row in rows if "landing" in row]:
+        figures = [f"{row['bytes'] / 1e6:.4g}", spread(row["ms"]), spread(row["copy_ms"]), str(row["rounds"])]
+        cells.append([row["landing"], *figures])
+    return [*checks(rows), "", *table(head, cells)]
+
+
 def layers(folder: Path) -> list[str]:
     rows = json_lines(folder / "layers.jsonl")
     if not rows:
@@ -271,6 +283,7 @@ def main() -> int:
     lines += ["", "## Updates over matrices", "", *matrices(folder)]
     lines += ["", "## Training", "", *training(folder)]
     lines += ["", "## A trainer whose model is on the GPU", "", *trainer(folder)]
+    lines += ["", "## A module on the GPU that follows a run", "", *follower(folder)]
     lines += ["", "## Layers in 8 bits on the GPU", "", *layers(folder)]
     Path(sys.argv[2]).write_text("\n".join(lines) + "\n")
     return 0

@@ -104,7 +104,7 @@ def tree(tmp_path):
         portable / "gpu_device_bench", timed(found + "device.jsonl", (BITS, COPIES, {**QUEUE, **FIGURES}, STALLS))
     )
     # The script asks Python to run these; here it runs sh.
-    for name in ("gpu_peers.py", "gpu_training.py", "gpu_trainer.py", "gpu_layers.py"):
+    for name in ("gpu_peers.py", "gpu_training.py", "gpu_trainer.py", "gpu_follower.py", "gpu_layers.py"):
         write_program(tmp_path / "tests" / "bench" / name, timed())
     write_program(
         tmp_path / "bin" / "python",
@@ -140,7 +140,18 @@ def outcomes(tree: Path) -> dict[str, str]:
 def test_bits_are_checked_side_by_side_and_times_taken_alone(tree):
     code, said = run(tree, "--built")
     assert code == 0, said
-    passed = {"identity", "memcheck", "racecheck", "benchmark", "device", "peers", "training", "trainer", "layers"}
+    passed = {
+        "identity",
+        "memcheck",
+        "racecheck",
+        "benchmark",
+        "device",
+        "peers",
+        "training",
+        "trainer",
+        "follower",
+        "layers",
+    }
     assert outcomes(tree) == {"build": "skipped", **dict.fromkeys(passed, "passed")}, said
     assert not (tree / "compiler_called").exists()
     report = (tree / "tests/bench/results/gpu.md").read_text()
@@ -188,6 +199,16 @@ def test_the_report_has_the_layers_in_8_bits(tree):
     assert "| int8 | yes |" in report, report
     assert "| nn.Linear | 64 | 1024 | 2.5 | 1 (1 to 1) times | 9 |" in report, report
     assert "| fp8 | - | 1024 | not measured: no such product |" in report, report
+
+
+def test_the_report_has_the_module_that_follows(tree):
+    landing = {"landing": "newer weights", "bytes": 436e6, "ms": [20, 30.5, 41], "copy_ms": [8, 9, 10], "rounds": 15}
+    rows = ({"check": "bits", "holds": True}, {"check": "graph", "holds": False, "error": "none"}, landing)
+    write_program(tree / "tests/bench/gpu_follower.py", timed("build/gpu-check/found/follower.jsonl", rows))
+    run(tree, "--built")
+    report = (tree / "tests/bench/results/gpu.md").read_text()
+    assert "| bits | yes |" in report and "| graph | NO none |" in report, report
+    assert "| newer weights | 436 | 30.5 (20 to 41) | 9 (8 to 10) | 15 |" in report, report
 
 
 def test_what_ran_out_of_time_is_in_the_report(tree):
