@@ -2,14 +2,29 @@
 
 #include <google/protobuf/util/json_util.h>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 
 #include "client/cpp/ctl/table.h"
+#include "client/cpp/parts/server_list.h"
+#include "client/cpp/transport/connection.h"
 
 namespace ballast::ctl {
+
+static constexpr char kMisuseUrl[] = "ballastctl/misuse";  // a status has this where the command line is at fault
+
+// Whether a daemon can be there, before any is asked.
+static absl::Status CheckServers(const std::string& servers) {
+  const absl::StatusOr<std::vector<std::string>> each =
+      servers.empty() ? std::vector<std::string>{""} : SplitServers(servers);
+  absl::Status wrong = each.status();
+  for (size_t i = 0; wrong.ok() && i < each->size(); ++i) wrong = CheckServer((*each)[i]);
+  if (!wrong.ok()) wrong.SetPayload(kMisuseUrl, absl::Cord());
+  return wrong;
+}
 
 std::vector<Invocation> OfEachDaemon(const Invocation& invocation) {
   std::vector<Invocation> each;
@@ -26,6 +41,7 @@ absl::StatusOr<ClientOptions> OptionsOf(const Invocation& invocation) {
         "server 'local' is a daemon that a Python process has started for itself: give its address, unix:PATH, which a "
         "line on that process's stderr names, by --server or BALLAST_SERVER");
   }
+  if (absl::Status wrong = CheckServers(invocation.server); !wrong.ok()) return wrong;
   return ClientOptions{.server = invocation.server,
                        .tls = invocation.tls,
                        .token_file = invocation.token_file,
@@ -51,12 +67,15 @@ absl::StatusOr<std::unique_ptr<Client>> Connect(const Invocation& invocation) {
   return InCommandLine(client.status());
 }
 
+bool IsMisuse(const absl::Status& status) { return status.GetPayload(kMisuseUrl).has_value(); }
+
 absl::Status InCommandLine(const absl::Status& status) {
   return absl::Status(status.code(),
                       absl::StrReplaceAll(status.message(), {{"server=\"host:port\"", "--server HOST:PORT"}}));
 }
 
 int Fail(const Invocation& invocation, const absl::Status& status) {
+  if (IsMisuse(status)) return Misused(invocation.err, status);
   invocation.err << "ballastctl: " << Visible(status.message()) << "\n";
   return absl::IsUnavailable(status) ? kUnreachable : kRefused;
 }

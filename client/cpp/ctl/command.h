@@ -82,13 +82,15 @@ Command TokenCommand();
 
 // The same for each of the daemons that --server names.
 std::vector<Invocation> OfEachDaemon(const Invocation& invocation);
-// Of a connection to the daemon that is meant. INVALID_ARGUMENT: none is named.
+// Of a connection to the daemon that is meant. INVALID_ARGUMENT: none is named, or what no daemon can be at.
 absl::StatusOr<ClientOptions> OptionsOf(const Invocation& invocation);
 absl::StatusOr<std::unique_ptr<Client>> Connect(const Invocation& invocation);
 // Before a run is taken back. FAILED_PRECONDITION: the daemon has a part of it, and the command names no other.
 absl::Status CheckWhole(const Invocation& invocation, Client& client, const std::string& run_id);
 // The error of a connection, with its fix worded for the command line.
 absl::Status InCommandLine(const absl::Status& status);
+// Whether it is --server that is wrong, of OptionsOf and Connect.
+bool IsMisuse(const absl::Status& status);
 // Prints the error; returns its exit code.
 int Fail(const Invocation& invocation, const absl::Status& status);
 // Prints what is wrong with the command line, and which help to read; returns the exit code.

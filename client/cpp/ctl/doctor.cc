@@ -250,6 +250,7 @@ void Print(const std::vector<Finding>& findings, std::ostream& out) {
 
 int Diagnose(const Invocation& invocation) {
   std::vector<Examination> examinations;
+  if (auto options = OptionsOf(invocation); IsMisuse(options.status())) return Fail(invocation, options.status());
   for (const Invocation& of_one : OfEachDaemon(invocation)) examinations.push_back({of_one.server, Examine(of_one)});
   if (invocation.json) {
     if (const int printed = PrintAsJson(invocation, examinations); printed != kOk) return printed;

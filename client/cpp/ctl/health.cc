@@ -65,6 +65,7 @@ absl::StatusOr<std::string> HealthOf(const Invocation& invocation) {
 // Of several daemons the first that does not serve.
 int PrintHealth(const Invocation& invocation) {
   std::string said;
+  if (auto options = OptionsOf(invocation); IsMisuse(options.status())) return Fail(invocation, options.status());
   for (const Invocation& of_one : OfEachDaemon(invocation)) {
     const auto health = HealthOf(of_one);
     if (!health.ok()) return Fail(invocation, health.status());

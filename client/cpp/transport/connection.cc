@@ -125,6 +125,11 @@ std::string ConnectionReason(const std::string& message) {
   return message;
 }
 
+absl::Status CheckServer(const std::string& server) {
+  if (auto s = CheckName(server); !s.ok()) return s;
+  return CheckHostAndPort(WithPort(server));
+}
+
 Connection::Connection(ClientOptions options, const std::shared_ptr<grpc::ChannelCredentials>& credentials,
                        Interceptors interceptors)
     : options_(std::move(options)),
@@ -136,9 +141,8 @@ Connection::Connection(ClientOptions options, const std::shared_ptr<grpc::Channe
 
 absl::StatusOr<std::unique_ptr<Connection>> Connection::Open(ClientOptions options) {
   if (auto s = CheckNotForked(); !s.ok()) return s;
-  if (auto s = CheckName(options.server); !s.ok()) return s;
+  if (auto s = CheckServer(options.server); !s.ok()) return s;
   options.server = WithPort(options.server);
-  if (auto s = CheckHostAndPort(options.server); !s.ok()) return s;
   const auto credentials = CredentialsFor(options.server, options.tls);
   if (!credentials.ok()) return credentials.status();
   auto interceptors = BringToken(options);

@@ -37,6 +37,9 @@ bool IsLost(const absl::Status& status);
 // "connection refused" and the like out of gRPC's account of a failed connection.
 std::string ConnectionReason(const std::string& message);
 
+// INVALID_ARGUMENT: it is no HOST, HOST:PORT or unix:PATH.
+absl::Status CheckServer(const std::string& server);
+
 class Connection {
  public:
   // UNAVAILABLE with the fix when no daemon answers within connect_timeout_s, or sooner where TLS is why. INVALID_ARGUMENT,

@@ -214,8 +214,15 @@ TEST(CommandLineTest, AServerWithoutAHostOrAPortIsRefused) {
   for (const char* server :
        {"", ":7700", "node7:", "node7:0", "node7:73236", "node7:grpc", "node7:-1", "::1", "::1:7700"}) {
     const Answer answer = Ballastctl({"health", "--server", server});
-    EXPECT_EQ(answer.code, kRefused) << server;
+    EXPECT_EQ(answer.code, kUsage) << server;
     EXPECT_THAT(answer.err, HasSubstr("and not HOST:PORT with a port from 1 to 65535")) << server;
+  }
+  for (const std::vector<std::string>& words :
+       {std::vector<std::string>{"run", "r"}, {"doctor"}, {"follow", "r", "--out", "/tmp"}}) {
+    std::vector<std::string> all = words;
+    all.insert(all.end(), {"--server", "node7:7700,"});
+    EXPECT_EQ(Ballastctl(all).code, kUsage) << words[0];
+    EXPECT_THAT(Ballastctl(all).err, HasSubstr("an address between commas is empty")) << words[0];
   }
 }
 
