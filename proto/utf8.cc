@@ -1,6 +1,8 @@
 #include "proto/utf8.h"
 
+#include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -88,6 +90,32 @@ size_t Utf8CharacterLength(std::string_view bytes) {
     if (byte < min || byte > max) return 0;
   }
   return form.length;
+}
+
+char32_t CodePointOf(std::string_view character) {
+  constexpr uint8_t kOfFirst[] = {0, 0x7F, 0x1F, 0x0F, 0x07};  // by the character's length
+  char32_t code_point = static_cast<uint8_t>(character[0]) & kOfFirst[character.size()];
+  for (const char byte : character.substr(1)) code_point = code_point << 6 | (static_cast<uint8_t>(byte) & 0x3F);
+  return code_point;
+}
+
+bool IsUnseen(char32_t code_point) {
+  struct Range {
+    char32_t first, last;
+  };
+  constexpr Range kUnseen[] = {{0, 0x1F},        {0x7F, 0x9F},     {0xAD, 0xAD},      {0x61C, 0x61C},
+                               {0x180E, 0x180E}, {0x200B, 0x200F}, {0x2028, 0x202E},  {0x2060, 0x206F},
+                               {0xFEFF, 0xFEFF}, {0xFFF9, 0xFFFB}, {0xE0000, 0xE007F}};
+  return std::any_of(std::begin(kUnseen), std::end(kUnseen),
+                     [&](const Range& range) { return code_point >= range.first && code_point <= range.last; });
+}
+
+std::string JsonEscape(char32_t code_point) {
+  const auto unit = [](uint32_t value) { return absl::StrCat("\\u", absl::Hex(value, absl::kZeroPad4)); };
+  if (code_point == U'\n') return "\\n";
+  if (code_point <= 0xFFFF) return unit(code_point);
+  const uint32_t beyond = code_point - 0x10000;
+  return unit(0xD800 + (beyond >> 10)) + unit(0xDC00 + (beyond & 0x3FF));
 }
 
 absl::Status CheckText(const Message& message) { return CheckText(message, ""); }

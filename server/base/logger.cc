@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
+#include "proto/utf8.h"
 
 #include "server/base/utf8.h"
 
@@ -29,19 +30,19 @@ std::string Timestamp(int64_t unix_us) {
   return absl::FormatTime("%Y-%m-%dT%H:%M:%E6SZ", absl::FromUnixMicros(unix_us), absl::UTCTimeZone());
 }
 
-// As RFC 8259 has it, quotes included.
+// As RFC 8259 has it, quotes included. What a terminal would obey instead of showing it is escaped.
 std::string Quoted(std::string_view bytes) {
+  const std::string text = ValidUtf8(bytes);
   std::string out = "\"";
-  for (const char c : ValidUtf8(bytes)) {
-    if (c == '"' || c == '\\') {
-      out += {'\\', c};
-    } else if (c == '\n') {
-      out += "\\n";
-    } else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) {
-      absl::StrAppendFormat(&out, "\\u%04x", static_cast<unsigned>(c));
-    } else {
-      out += c;
+  for (std::string_view rest = text; !rest.empty();) {
+    const std::string_view character = rest.substr(0, Utf8CharacterLength(rest));
+    rest.remove_prefix(character.size());
+    if (const char32_t code_point = CodePointOf(character); IsUnseen(code_point)) {
+      out += JsonEscape(code_point);
+      continue;
     }
+    if (character == "\"" || character == "\\") out += '\\';
+    out += character;
   }
   return out + '"';
 }

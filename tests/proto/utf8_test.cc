@@ -34,5 +34,28 @@ TEST(CheckTextTest, TheFieldIsNamedAndItsBytesAreShown) {
   EXPECT_THAT(std::string(CheckText(spec).message()), HasSubstr("groups[0].rule is"));
 }
 
+TEST(CharacterTest, ItsCodePointIsRead) {
+  EXPECT_EQ(CodePointOf("a"), U'a');
+  EXPECT_EQ(CodePointOf("\u00e9"), U'\u00e9');
+  EXPECT_EQ(CodePointOf("\u20ac"), U'\u20ac');
+  EXPECT_EQ(CodePointOf("\U0010FFFF"), U'\U0010FFFF');
+}
+
+TEST(CharacterTest, JsonHasAnyCharacter) {
+  EXPECT_EQ(JsonEscape(U'\n'), "\\n");
+  EXPECT_EQ(JsonEscape(U'\x1b'), "\\u001b");
+  EXPECT_EQ(JsonEscape(U'\u202e'), "\\u202e");
+  EXPECT_EQ(JsonEscape(U'\U000E0041'), "\\udb40\\udc41");
+}
+
+TEST(CharacterTest, WhatIsObeyedInsteadOfShownIsUnseen) {
+  for (const char32_t code_point : U"\x1b\x7f\u0085\u009b\u061c\u200b\u200f\u2028\u202e\u2069\ufeff\U000E0001") {
+    EXPECT_TRUE(IsUnseen(code_point)) << static_cast<uint32_t>(code_point);
+  }
+  for (const char32_t code_point : {U'a', U' ', U'~', U'\u00e9', U'\u20ac', U'\u202f', U'\u6a21', U'\U0001F600'}) {
+    EXPECT_FALSE(IsUnseen(code_point)) << static_cast<uint32_t>(code_point);
+  }
+}
+
 }  // namespace
 }  // namespace ballast

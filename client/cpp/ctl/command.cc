@@ -2,11 +2,15 @@
 
 #include <google/protobuf/util/json_util.h>
 
+#include <algorithm>
+#include <string_view>
+
 #include "absl/strings/cord.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
+#include "proto/utf8.h"
 
 #include "client/cpp/ctl/table.h"
 #include "client/cpp/parts/server_list.h"
@@ -99,6 +103,22 @@ absl::StatusOr<absl::Duration> Days(const Invocation& invocation, const std::str
   return absl::Hours(24) * static_cast<int64_t>(*days);
 }
 
+// The same JSON, in which what a terminal would obey is escaped: Protobuf leaves some of it. All beyond ASCII is in strings.
+static std::string ForTerminal(const std::string& json) {
+  std::string shown;
+  for (std::string_view rest = json; !rest.empty();) {
+    const std::string_view character = rest.substr(0, std::max<size_t>(Utf8CharacterLength(rest), 1));
+    rest.remove_prefix(character.size());
+    const char32_t code_point = CodePointOf(character);
+    if (code_point >= 0x7F && IsUnseen(code_point)) {
+      shown += JsonEscape(code_point);
+    } else {
+      shown += character;
+    }
+  }
+  return shown;
+}
+
 static absl::StatusOr<std::string> ToJson(const google::protobuf::Message& message, bool whitespace) {
   google::protobuf::util::JsonPrintOptions options;
   options.add_whitespace = whitespace;
@@ -107,7 +127,7 @@ static absl::StatusOr<std::string> ToJson(const google::protobuf::Message& messa
   std::string json;
   const auto status = google::protobuf::util::MessageToJsonString(message, &json, options);
   if (!status.ok()) return absl::InternalError(status.ToString());
-  return json;
+  return ForTerminal(json);
 }
 
 int PrintJson(const Invocation& invocation, const google::protobuf::Message& message) {

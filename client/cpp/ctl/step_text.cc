@@ -42,8 +42,10 @@ std::string LargestRms(const v1::StepRecord& step) {
 }
 
 std::string Exact(double value) { return absl::StrFormat("%.9g", value); }
-std::string Quoted(absl::string_view text) {
-  if (text.find_first_of(",\"\n\r") == absl::string_view::npos) return std::string(text);
+// A cell; of a row, and of one line, whatever a layer is called.
+std::string Quoted(absl::string_view name) {
+  std::string text = Visible(name);
+  if (text.find_first_of(",\"") == std::string::npos) return text;
   return absl::StrCat("\"", absl::StrReplaceAll(text, {{"\"", "\"\""}}), "\"");
 }
 

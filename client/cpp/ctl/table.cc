@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "proto/utf8.h"
 
 namespace ballast::ctl {
 
@@ -35,16 +37,15 @@ void Table::Print(std::ostream& out) const {
 
 std::string Visible(absl::string_view text) {
   std::string visible;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const auto byte = static_cast<unsigned char>(text[i]);
-    const auto next = static_cast<unsigned char>(i + 1 < text.size() ? text[i + 1] : 0);
-    if (byte == 0xc2 && next >= 0x80 && next < 0xa0) {  // U+0080 to U+009f, in UTF-8
-      absl::StrAppendFormat(&visible, "\\x%02x", next);
-      ++i;
-    } else if (byte < 0x20 || byte == 0x7f) {
-      absl::StrAppendFormat(&visible, "\\x%02x", byte);
+  for (std::string_view rest(text.data(), text.size()); !rest.empty();) {
+    const size_t length = Utf8CharacterLength(rest);
+    const std::string_view character = rest.substr(0, std::max<size_t>(length, 1));
+    rest.remove_prefix(character.size());
+    const char32_t code_point = length > 0 ? CodePointOf(character) : U'?';
+    if (!IsUnseen(code_point)) {
+      visible += character;
     } else {
-      visible += text[i];
+      absl::StrAppendFormat(&visible, code_point < 0x100 ? "\\x%02x" : "\\u%04x", static_cast<uint32_t>(code_point));
     }
   }
   return visible;

@@ -23,7 +23,8 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
-// With control characters as \xNN: names are whatever a trainer calls its tensors, and a terminal does what they say.
+// With control characters as \xNN, and others that are not seen as \uNNNN: names are whatever a trainer calls its tensors,
+// and a terminal does what they say.
 std::string Visible(absl::string_view text);
 std::string Bytes(uint64_t bytes);                              // 1.50 MiB
 std::string PerParameter(uint64_t bytes, uint64_t parameters);  // 5.125 B/param

@@ -10,6 +10,7 @@
 #include <sstream>
 
 #include "client/cpp/ctl/plan_spec.h"
+#include "client/cpp/ctl/step_text.h"
 #include "client/cpp/ctl/table.h"
 #include "tests/certificates.h"
 #include "tests/client/fake_daemon.h"
@@ -180,11 +181,27 @@ TEST(TableTest, ShowsControlCharactersOfNames) {
                     "b \xc3\xa9\xe2\x82\xac\xc2"),
             "a\\x1b[31m\\x0a\\x7f\\x9b"
             "b \xc3\xa9\xe2\x82\xac\xc2");
+  EXPECT_EQ(Visible("w\u202e\u2066.\ufeff\U000E0041\u00ad \u00fc\U0001F600"),
+            "w\\u202e\\u2066.\\ufeff\\ue0041\\xad \u00fc\U0001F600")
+      << "what turns the line, or is not seen";
   std::ostringstream out;
   Table table({Table::kLeft, Table::kRight});
   table.Row({"w\n0", "1"});
   table.Print(out);
   EXPECT_EQ(out.str(), "w\\x0a0  1\n");
+}
+
+// Layers are named after tensors; a row is one line, and a terminal shows it as it is.
+TEST(HistoryTest, ACellIsOneLineWhateverALayerIsCalled) {
+  v1::GetHistoryResponse history;
+  history.add_layers("a\x1b[2J,\"b\"\n\u202ec");
+  v1::SpikeEvent* const event = history.add_steps()->add_spikes();
+  event->set_kind(v1::SPIKE_KIND_RMS);
+  event->set_layer("d\r\n=e");
+  std::ostringstream out;
+  PrintCsv(history, out);
+  EXPECT_THAT(out.str(), HasSubstr(",spikes,\"rms a\\x1b[2J,\"\"b\"\"\\x0a\\u202ec\"\n"));
+  EXPECT_THAT(out.str(), HasSubstr(",rms d\\x0d\\x0a=e\n"));
 }
 
 TEST(TableTest, SpeaksInUnits) {

@@ -61,6 +61,14 @@ TEST_F(LogTest, TextCannotForgeALineOrAField) {
   EXPECT_EQ(line.find('\n'), line.size() - 1);
 }
 
+// U+202E turns what stands after it; U+009B is a terminal's escape in one character.
+TEST_F(LogTest, ATerminalIsToldNothingByAValue) {
+  const std::string value = "w\u202e\u009b31m\U000E0041 \u00fc";
+  for (const auto format : {Logger::Format::kText, Logger::Format::kJson}) {
+    EXPECT_THAT(Line(format, {{"tensor", value}}), HasSubstr("\"w\\u202e\\u009b31m\\udb40\\udc41 \u00fc\""));
+  }
+}
+
 TEST_F(LogTest, AnyBytesAndNumbersGiveValidJson) {
   std::string every_byte;
   for (int byte = 0; byte < 256; ++byte) every_byte += static_cast<char>(byte);
