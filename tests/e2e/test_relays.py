@@ -106,6 +106,8 @@ def test_a_reader_below_two_relays_has_the_trainers_bits_whatever_becomes_of_the
             assert "relayed" in leaf.ctl("runs").stdout
             refused = leaf.ctl("delete", RUN)
             assert refused.returncode != 0 and f"this daemon is a relay of {middle.server}" in refused.stderr
+            refused = leaf.ctl("rewind", RUN)
+            assert refused.returncode == 1 and f"relayed here from {middle.server}" in refused.stderr, refused.stderr
         trainer.optimizer.close()
 
 
@@ -120,6 +122,18 @@ def test_a_relay_and_its_reader_may_be_started_before_the_trainer(tmp_path):
         for name, weights in load_file(out / "step-1.safetensors").items():
             assert torch.equal(weights, trainer.seen[1][name]), name
         trainer.optimizer.close()
+
+
+def test_why_it_has_nothing_of_a_run_is_said_at_once(tmp_path):
+    """A reader is told to ask again, for as long as it likes to; who looks at the relay wants to know."""
+    with Daemon(tmp_path) as root, relay_of(tmp_path / "relay", root.server) as relay:
+        assert root.stop() == 0
+        until("it has asked", lambda: "refused" in relay.ctl("runs").stdout)
+        assert f"{RUN}: nothing comes from {root.server}: " in relay.ctl("runs").stdout
+        told = subprocess.run(
+            [BALLASTCTL, "--server", relay.server, "run", RUN], capture_output=True, text=True, timeout=30
+        )
+        assert told.returncode == 0 and f"{root.server}; not connected: " in told.stdout, told.stdout + told.stderr
 
 
 @pytest.mark.skipif(find_browser() is None, reason="no Chromium is installed")

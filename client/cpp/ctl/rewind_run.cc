@@ -13,6 +13,11 @@ int List(const Invocation& invocation, Client& client) {
   const auto run = client.GetRun(invocation.arguments[0]);
   if (!run.ok()) return Fail(invocation, run.status());
   const v1::RunStatus& status = run->status();
+  if (status.has_relay()) {
+    return Fail(invocation,
+                absl::FailedPreconditionError(absl::StrCat("run '", status.run_id(), "' is relayed here from ",
+                                                           status.relay().upstream(), ": it is rewound there")));
+  }
   if (invocation.json) return PrintJson(invocation, status);
   invocation.out << "run '" << status.run_id() << "' is at step " << status.step() << "; it can be rewound to "
                  << (status.snapshot_steps().empty()

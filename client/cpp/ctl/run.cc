@@ -1,3 +1,5 @@
+#include <optional>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
@@ -101,10 +103,27 @@ void PrintLayers(const v1::RunStatus& run, std::ostream& out) {
   table.Print(out);
 }
 
+// Of a relay that has not been told of the run yet: why not. Its GetRun has readers wait. None: any other case.
+std::optional<v1::GetRunResponse> NotToldOf(Client& client, const std::string& run_id) {
+  const auto server = client.GetServer();
+  if (!server.ok() || !server->has_relay()) return std::nullopt;
+  const auto runs = client.ListRuns();
+  if (!runs.ok()) return std::nullopt;
+  for (const v1::RunStatus& run : runs->runs()) {
+    if (run.run_id() != run_id || run.relay().connected() || run.has_follow()) continue;
+    v1::GetRunResponse answer;
+    *answer.mutable_status() = run;
+    return answer;
+  }
+  return std::nullopt;
+}
+
 int PrintRun(const Invocation& invocation) {
   const auto client = Connect(invocation);
   if (!client.ok()) return Fail(invocation, client.status());
-  const auto run = (*client)->GetRun(invocation.arguments[0]);
+  const std::string& run_id = invocation.arguments[0];
+  const auto not_told_of = NotToldOf(**client, run_id);
+  const absl::StatusOr<v1::GetRunResponse> run = not_told_of ? *not_told_of : (*client)->GetRun(run_id);
   if (!run.ok()) return Fail(invocation, run.status());
   if (invocation.json) return PrintJson(invocation, *run);
   if (run->status().has_relay()) {
