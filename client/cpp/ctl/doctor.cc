@@ -99,6 +99,20 @@ Finding CheckFailedRuns(const v1::ListRunsResponse& runs) {
           "checkpoint. To free their memory alone: `ballastctl delete RUN --keep-checkpoints`"};
 }
 
+// Runs whose last steps are on no disk, since they could not be written.
+Finding CheckWriting(const v1::ListRunsResponse& runs) {
+  std::vector<std::string> unwritten;
+  for (const v1::RunStatus& run : runs.runs()) {
+    const v1::DurabilityStatus& durability = run.durability();
+    const std::string& why =
+        durability.last_failure().empty() ? durability.journal_failure() : durability.last_failure();
+    if (!why.empty()) unwritten.push_back(absl::StrCat(run.run_id(), ": ", why));
+  }
+  if (unwritten.empty()) return {Level::kOk, "checkpoints", "none has failed", ""};
+  return {Level::kFail, "checkpoints", absl::StrJoin(unwritten, "; "),
+          "make room on the disk, or see to it; then `ballastctl checkpoint RUN` tries again at once"};
+}
+
 // How the ops server is spoken to.
 struct OpsDoor {
   double timeout_s;
@@ -160,14 +174,38 @@ double MetricOf(const std::string& exposition, const std::string& name) {
   return absl::SimpleAtod(exposition.substr(begin, exposition.find('\n', begin) - begin), &value) ? value : 0;
 }
 
+// The exposition; empty: it is not to be had from here.
+std::string MetricsOf(const std::string& ops_address, const OpsDoor& door) {
+  if (ops_address.empty()) return "";
+  auto answer = HttpGet(ops_address, "/metrics", door.timeout_s, door.authorities);
+  return answer.ok() && answer->status == 200 ? std::move(answer->body) : "";
+}
+
+// What the disk has room for, as BallastStorageFillingUp has it.
+Finding CheckRoom(const v1::GetServerResponse& server, const v1::ListRunsResponse& runs, const std::string& metrics) {
+  if (server.has_relay()) return {Level::kOk, "disk", "none: a relay keeps nothing there", ""};
+  if (metrics.empty()) return {Level::kOk, "disk", "not known without the metrics", ""};
+  const double size = MetricOf(metrics, "ballast_storage_size_bytes");
+  const double free = MetricOf(metrics, "ballast_storage_free_bytes");
+  if (size == 0) {
+    return {Level::kWarn, "disk", "none: runs are in the daemon's memory alone, and end with it",
+            "set storage.dir, so that runs outlive the daemon; for a try-out this is fine"};
+  }
+  uint64_t checkpoints = 0;
+  for (const v1::RunStatus& run : runs.runs()) checkpoints += run.durability().checkpoint_bytes();
+  const std::string detail =
+      absl::StrCat(Bytes(static_cast<uint64_t>(free)), " free of ", Bytes(static_cast<uint64_t>(size)));
+  if (free > 0 && free >= 2 * static_cast<double>(checkpoints)) return {Level::kOk, "disk", detail, ""};
+  return {Level::kWarn, "disk", absl::StrCat(detail, ", and one checkpoint of each run takes ", Bytes(checkpoints)),
+          "make room on the file system of storage.dir: without it no checkpoint is written"};
+}
+
 // Checks the file descriptors that are left. A connection takes one, a trainer on the daemon's host two; when they run
 // short, new connections are turned away.
-Finding CheckFiles(const std::string& ops_address, const OpsDoor& door) {
+Finding CheckFiles(const std::string& metrics) {
   constexpr double kFew = 1024;
-  const auto metrics = ops_address.empty() ? absl::UnavailableError("the metrics are not to be had from here")
-                                           : HttpGet(ops_address, "/metrics", door.timeout_s, door.authorities);
-  if (!metrics.ok() || metrics->status != 200) return {Level::kOk, "files", "not known without the metrics", ""};
-  const double open = MetricOf(metrics->body, "process_open_fds"), most = MetricOf(metrics->body, "process_max_fds");
+  if (metrics.empty()) return {Level::kOk, "files", "not known without the metrics", ""};
+  const double open = MetricOf(metrics, "process_open_fds"), most = MetricOf(metrics, "process_max_fds");
   const std::string detail = absl::StrCat(open, " of at most ", most, " open");
   if (most >= kFew && open < 0.8 * most) return {Level::kOk, "files", detail, ""};
   return {Level::kWarn, "files", detail,
@@ -210,6 +248,7 @@ std::vector<Finding> Examine(const Invocation& invocation) {
   std::string ops_address;
   const OpsDoor door = DoorOf(*server, invocation);
   Finding ops = CheckOps(*server, host, door, &ops_address);
+  const std::string metrics = MetricsOf(ops_address, door);
   return {{Level::kOk, "reachable", (*client)->server(), ""},
           CheckState(*server),
           CheckProtocol(*server),
@@ -218,8 +257,10 @@ std::vector<Finding> Examine(const Invocation& invocation) {
           CheckMemory(*server),
           CheckRuns(*server, runs->runs_size()),
           CheckFailedRuns(*runs),
+          CheckWriting(*runs),
           std::move(ops),
-          CheckFiles(ops_address, door),
+          CheckRoom(*server, *runs, metrics),
+          CheckFiles(metrics),
           CheckCores(*server, host)};
 }
 

@@ -63,6 +63,18 @@ std::string DurabilityText(const v1::DurabilityStatus& durability) {
   return text;
 }
 
+std::string MatterText(const v1::RunStatus& run) {
+  if (run.has_relay() && !run.relay().connected())
+    return absl::StrCat("nothing comes from ", run.relay().upstream(), ": ", run.relay().failure());
+  if (!run.failure().empty())
+    return absl::StrCat(run.state() == v1::RUN_STATE_FAILED ? "lost: " : "stopped: ", run.failure());
+  const v1::DurabilityStatus& durability = run.durability();
+  if (!durability.last_failure().empty())
+    return absl::StrCat("the last checkpoint failed: ", durability.last_failure());
+  if (durability.journal_failure().empty()) return "";
+  return absl::StrCat("the journal failed, until the next checkpoint: ", durability.journal_failure());
+}
+
 std::string OutcomeName(v1::StepOutcome outcome) {
   return absl::AsciiStrToLower(absl::StripPrefix(v1::StepOutcome_Name(outcome), "STEP_OUTCOME_"));
 }

@@ -16,6 +16,8 @@ std::string FollowText(const v1::FollowStatus& follow);
 std::string RelayText(const v1::RelayStatus& relay);
 // step 120, 1.20 GiB, written 3 min 5 s ago
 std::string DurabilityText(const v1::DurabilityStatus& durability);
+// What keeps the run from going on, or from the disk, and why; empty: nothing.
+std::string MatterText(const v1::RunStatus& run);
 std::string OutcomeName(v1::StepOutcome outcome);   // applied
 uint64_t StoredBytes(const v1::ByteCounts& bytes);  // what lasts from step to step: weights and state
 uint64_t TotalBytes(const v1::ByteCounts& bytes);
