@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/cleanup/cleanup.h"
+#include "absl/strings/cord.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -22,6 +23,7 @@ namespace ballast {
 namespace {
 
 constexpr size_t kMostBytes = 1 << 20;
+constexpr char kAboutKeyUrl[] = "ballast/about-key";  // a status has this where the key is at fault
 constexpr char kPemHint[] = "it must be PEM, with -----BEGIN CERTIFICATE-----";
 
 using Chain = std::vector<OpensslPtr<X509>>;
@@ -29,6 +31,11 @@ using Chain = std::vector<OpensslPtr<X509>>;
 absl::Status Wrong(const std::string& file, const std::string& what) {
   ERR_clear_error();
   return absl::FailedPreconditionError(absl::StrCat(file, ": ", what));
+}
+
+absl::Status AboutKey(absl::Status wrong) {
+  wrong.SetPayload(kAboutKeyUrl, absl::Cord());
+  return wrong;
 }
 
 std::string Day(absl::Time time) { return absl::FormatTime("%Y-%m-%d %H:%M:%S UTC", time, absl::UTCTimeZone()); }
@@ -180,11 +187,11 @@ absl::StatusOr<CertifiedKey> ReadCertifiedKey(const std::string& certificate_fil
   auto certificate = ReadSmallFile(certificate_file);
   if (!certificate.ok()) return certificate.status();
   auto key = ReadSecretFile(key_file);
-  if (!key.ok()) return key.status();
+  if (!key.ok()) return AboutKey(key.status());
   const auto chain = ParseCertificates(certificate_file, *certificate);
   if (!chain.ok()) return chain.status();
   X509* const own = chain->front().get();
-  if (auto s = CheckKey(key_file, *key, certificate_file, own); !s.ok()) return s;
+  if (auto s = CheckKey(key_file, *key, certificate_file, own); !s.ok()) return AboutKey(s);
   if (auto s = CheckChain(certificate_file, *chain, now); !s.ok()) return s;
   if (auto s = CheckPurpose(certificate_file, own, end); !s.ok()) return s;
   if (auto s = CheckAddresses(certificate_file, own); !s.ok()) return s;
@@ -202,6 +209,8 @@ absl::StatusOr<CertifiedKey> ReadCertifiedKey(const std::string& certificate_fil
   }
   return pair;
 }
+
+bool IsAboutKey(const absl::Status& wrong) { return wrong.GetPayload(kAboutKeyUrl).has_value(); }
 
 absl::StatusOr<Authorities> ReadAuthorities(const std::string& file, absl::Time now) {
   auto text = ReadSmallFile(file);

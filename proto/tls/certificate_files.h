@@ -30,6 +30,8 @@ struct CertifiedKey {
 // than its owner. A key that root owns may be read by its group, as the files of a mounted secret are.
 absl::StatusOr<CertifiedKey> ReadCertifiedKey(const std::string& certificate_file, const std::string& key_file,
                                               TlsEnd end, absl::Time now);
+// Whether an error of it is about the key, and not the certificate: one file may hold both.
+bool IsAboutKey(const absl::Status& wrong);
 
 struct Authorities {
   std::string certificates;          // PEM

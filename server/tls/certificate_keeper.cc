@@ -98,13 +98,10 @@ ConfigError CheckTlsFiles(const Config& config) {
   };
   if (config.tls.on()) {
     const absl::Status wrong = ReadCertificates(config.tls).status();
-    const auto names = [&](const std::string& file) {
-      return !file.empty() && absl::StartsWith(wrong.message(), absl::StrCat(file, ":"));
-    };
+    const bool of_clients = absl::StartsWith(wrong.message(), absl::StrCat(config.tls.client_ca, ":"));
+    const bool of_own = absl::StartsWith(wrong.message(), absl::StrCat(config.tls.certificate, ":"));
     if (!wrong.ok()) {
-      return of(wrong, names(config.tls.key)         ? "tls.key"
-                       : names(config.tls.client_ca) ? "tls.client_ca"
-                                                     : "tls.certificate");
+      return of(wrong, IsAboutKey(wrong) ? "tls.key" : of_clients && !of_own ? "tls.client_ca" : "tls.certificate");
     }
   }
   if (config.ops_http.token_file.empty()) return {};

@@ -273,6 +273,18 @@ def test_what_is_wrong_with_a_file_is_said_before_anything_starts(pki, err, key,
     assert "PRIVATE" not in result.stderr
 
 
+def test_in_a_file_that_holds_both_it_is_said_which_of_them_is_wrong(pki):
+    pki.issue("daemon", -2 * DAY, -DAY)
+    both = pki / "both.pem"
+    both.write_text((pki / "daemon.crt").read_text() + (pki / "daemon.key").read_text())
+    command = [BALLASTD, "--listen=127.0.0.1:0", "--check-config", f"--tls.client_ca={pki / 'ca.crt'}"]
+    command += [f"--tls.certificate={both}", f"--tls.key={both}"]
+    for mode, said in ((0o600, f"--tls.certificate: {both}: expired at"), (0o644, f"--tls.key: {both}: others than")):
+        both.chmod(mode)
+        told = subprocess.run(command, capture_output=True, text=True, timeout=60, env=plain_environment())
+        assert told.returncode == 64 and said in told.stderr, told.stderr
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="makes a file of root's")
 def test_roots_key_for_the_daemons_group_is_not_to_be_closed_to_it(pki):
     """As deploy/systemd/ballastd.service has it: only who looks as root is refused."""
