@@ -35,6 +35,7 @@
 #include "server/base/version.h"
 #include "server/config/config.h"
 #include "server/metrics/metrics.h"
+#include "server/named_files.h"
 #include "server/ops/ops_http.h"
 #include "server/ops/watchdog.h"
 #include "server/server.h"
@@ -291,6 +292,13 @@ int CheckFiles(const CommandLine& line) {
   return wrong.path.empty() ? 0 : BadConfig(ConfigFault(line, wrong.path, wrong.problem));
 }
 
+// What a restart may find otherwise, as a volume that is mounted by then: a start that lacks it does not end as one of a
+// wrong configuration does.
+int CheckLaterFiles(const CommandLine& line) {
+  const ConfigError wrong = CheckNamedFiles(line.config);
+  return wrong.path.empty() ? 0 : BadConfig(ConfigFault(line, wrong.path, wrong.problem));
+}
+
 int Main(const std::vector<std::string>& arguments) {
   const absl::StatusOr<CommandLine> line = ParseCommandLine(arguments, Environment());
   if (!line.ok()) return BadConfig(line.status());
@@ -301,6 +309,7 @@ int Main(const std::vector<std::string>& arguments) {
       return Serve(*line);
     case CommandLine::Action::kCheckConfig:
       if (const int wrong = CheckFiles(*line); wrong != 0) return wrong;
+      if (const int wrong = CheckLaterFiles(*line); wrong != 0) return wrong;
       for (const std::string& warning : line->warnings) absl::FPrintF(stderr, "warning: %s\n", warning);
       text = "OK\n";
       break;

@@ -18,7 +18,6 @@
 #include "proto/unix_address.h"
 
 #include "server/access/access_control.h"
-#include "server/base/child_process.h"
 #include "server/base/descriptors.h"
 #include "server/base/log.h"
 #include "server/base/status_macros.h"
@@ -26,6 +25,7 @@
 #include "server/convert/create_request.h"
 #include "server/convert/daemon_status.h"
 #include "server/device/device_pool.h"
+#include "server/named_files.h"
 #include "server/ops/ops_api.h"
 #include "server/relay/relays.h"
 #include "server/rpc/admin_service.h"
@@ -180,27 +180,6 @@ class GrpcServer final : public Server {
   std::unique_ptr<SelfCheck> self_check_;
 };
 
-// Without a slash at its end, by way of which a link would be followed; empty: none.
-std::string ImportDir(const Config::Storage& storage) {
-  return storage.import_dir == "off" ? "" : std::string(absl::StripSuffix(storage.import_dir, "/"));
-}
-
-// What the configuration names must be there when the daemon starts, not when it is first wanted.
-absl::Status CheckStorage(const Config::Storage& storage) {
-  if (!storage.on_published.empty()) {
-    if (absl::Status s = CheckProgram(storage.on_published[0]); !s.ok()) {
-      return absl::Status(s.code(), absl::StrCat("storage.on_published: ", s.message(),
-                                                 "; name a program that is there, or leave the key out"));
-    }
-  }
-  if (storage.import_dir == "off") return absl::OkStatus();
-  const absl::Status listed = SystemFs()->List(ImportDir(storage)).status();
-  if (listed.ok()) return listed;
-  return absl::Status(listed.code(), absl::StrCat("storage.import_dir: ", listed.message(),
-                                                  "; make the folder, readable for the daemon's user, or leave the "
-                                                  "key out"));
-}
-
 void SetArguments(const Config& config, grpc::ServerBuilder* builder) {
   // gRPC refuses a larger message before it is in memory.
   builder->SetMaxReceiveMessageSize(static_cast<int>(std::max(config.limits.message_bytes, config.limits.spec_bytes)));
@@ -348,7 +327,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::StartOn(std::vector<std::unique_
     access = *std::move(opened);
   }
   std::unique_ptr<Storage> storage;
-  RETURN_IF_ERROR(CheckStorage(config.storage));
+  RETURN_IF_ERROR(CheckStorageNames(config.storage));
   if (config.storage.on()) {
     auto opened = Storage::Open(
         {.fs = SystemFs(),
@@ -356,7 +335,9 @@ absl::StatusOr<std::unique_ptr<Server>> Server::StartOn(std::vector<std::unique_
          .threads = static_cast<int>(config.storage.threads),
          .bytes_per_s = config.storage.bytes_per_s,
          .on_published = {.command = config.storage.on_published, .timeout_s = config.storage.on_published_timeout_s},
-         .import_dir = ImportDir(config.storage)});
+         // Without a slash at its end, by way of which a link would be followed.
+         .import_dir =
+             config.storage.import_dir == "off" ? "" : std::string(absl::StripSuffix(config.storage.import_dir, "/"))});
     if (!opened.ok()) {
       return absl::Status(opened.status().code(), absl::StrCat("storage.dir: ", opened.status().message()));
     }

@@ -20,16 +20,6 @@ absl::Status MakeIfMissing(Fs* fs, const std::string& path, const std::string& p
   return fs->SyncFolder(parent);
 }
 
-// What is to be done about a folder that cannot be used.
-absl::Status WithAdvice(const absl::Status& status) {
-  const char* advice = absl::IsNotFound(status)             ? "; make it, as the daemon's own"
-                       : absl::IsPermissionDenied(status)   ? "; it must be one that the daemon's user can write to"
-                       : absl::IsFailedPrecondition(status) ? "; it must be a folder, and no link to one"
-                       : absl::IsResourceExhausted(status)  ? "; make room there"
-                                                            : "";
-  return absl::Status(status.code(), absl::StrCat(status.message(), advice));
-}
-
 void LogLeft(const std::string& where, const absl::Status& why) {
   if (why.ok()) return;
   Log(LogLevel::kWarn, "storage", "what was not published, or was being removed, is left",
@@ -37,6 +27,15 @@ void LogLeft(const std::string& where, const absl::Status& why) {
 }
 
 }  // namespace
+
+absl::Status AdviseOnFolder(const absl::Status& status) {
+  const char* advice = absl::IsNotFound(status)             ? "; make it, as the daemon's own"
+                       : absl::IsPermissionDenied(status)   ? "; it must be one that the daemon's user can write to"
+                       : absl::IsFailedPrecondition(status) ? "; it must be a folder, and no link to one"
+                       : absl::IsResourceExhausted(status)  ? "; make room there"
+                                                            : "";
+  return absl::Status(status.code(), absl::StrCat(status.message(), advice));
+}
 
 Storage::Storage(const Options& options, std::unique_ptr<FolderLock> lock)
     : options_(options),
@@ -48,11 +47,11 @@ Storage::Storage(const Options& options, std::unique_ptr<FolderLock> lock)
 
 absl::StatusOr<std::unique_ptr<Storage>> Storage::Open(const Options& options) {
   // Whether the folder is there and is one, before anything is made in it.
-  RETURN_IF_ERROR(WithAdvice(options.fs->List(options.dir).status()));
+  RETURN_IF_ERROR(AdviseOnFolder(options.fs->List(options.dir).status()));
   auto lock = options.fs->Lock(absl::StrCat(options.dir, kLockName));
-  RETURN_IF_ERROR(WithAdvice(lock.status()));
-  RETURN_IF_ERROR(WithAdvice(MakeIfMissing(options.fs, absl::StrCat(options.dir, kRunsName), options.dir)));
-  RETURN_IF_ERROR(WithAdvice(options.fs->List(absl::StrCat(options.dir, kRunsName)).status()));
+  RETURN_IF_ERROR(AdviseOnFolder(lock.status()));
+  RETURN_IF_ERROR(AdviseOnFolder(MakeIfMissing(options.fs, absl::StrCat(options.dir, kRunsName), options.dir)));
+  RETURN_IF_ERROR(AdviseOnFolder(options.fs->List(absl::StrCat(options.dir, kRunsName)).status()));
   std::unique_ptr<Storage> storage(new Storage(options, *std::move(lock)));
   storage->CleanUp();
   return storage;

@@ -25,6 +25,9 @@
 
 namespace ballast {
 
+// The same, with what is to be done about a folder that cannot be used.
+absl::Status AdviseOnFolder(const absl::Status& status);
+
 class Storage {
  public:
   struct Options {
