@@ -21,9 +21,12 @@ namespace {
 
 bool Counts(const CheckpointEntry& entry) { return entry.state == CheckpointState::kKept; }
 
+// Of what a reader says.
+bool IsDamage(const absl::Status& status) { return absl::IsDataLoss(status) || DamageOf(status) == "version"; }
+
 // Where a checkpoint was to be read for the run, and this came of it.
 void CountDamage(const absl::Status& status, Run* run) {
-  if (absl::IsDataLoss(status)) run->metrics().OnVerifyFailed(DamageOf(status));
+  if (IsDamage(status)) run->metrics().OnVerifyFailed(DamageOf(status));
 }
 
 std::string JoinMessages(const std::vector<absl::Status>& statuses) {
@@ -124,9 +127,9 @@ absl::Status RunRegistry::GoOnFromNewest(const std::vector<CheckpointReader>& ca
   for (const absl::Status& s : damaged) CountDamage(s, run);
   for (const CheckpointReader& checkpoint : candidates) {
     const absl::StatusOr<RunFigures> figures = run->Bring(checkpoint, Progress());
+    CountDamage(figures.status(), run);
     if (absl::IsDataLoss(figures.status())) {
       damaged.push_back(figures.status());
-      CountDamage(figures.status(), run);
       continue;
     }
     RETURN_IF_ERROR(figures.status());
@@ -205,7 +208,7 @@ absl::Status RunRegistry::RestoreFromDisk(const std::string& run_id) {
 void RunRegistry::ShowLost(const std::string& run_id, const absl::Status& why) const {
   const auto lost = options_.metrics->AddRun({.run_id = ValidUtf8(run_id), .durable = true});
   lost->OnRestored("failed");
-  if (absl::IsDataLoss(why) || DamageOf(why) == "version") lost->OnVerifyFailed(DamageOf(why));
+  if (IsDamage(why)) lost->OnVerifyFailed(DamageOf(why));
 }
 
 void RunRegistry::Checkpoint(std::string run_id, absl::AnyInvocable<void(absl::StatusOr<Checkpointed>)> done) {

@@ -4,9 +4,12 @@ that the daemon did not make, and other runs are as they were."""
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import re
 import shutil
 import subprocess
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ import pytest
 import torch
 
 import ballast
+from checkpoint_folder import crc32c, seal
 from daemon import Daemon
 from durable import RUN, checkpoints, ctl, files_in, runs_of, train, trained
 from models import layered, until
@@ -136,6 +140,36 @@ def test_a_run_that_must_not_go_back_in_silence_is_refused(
         assert files_in(stored / "runs") == before
     if change in (linked_file, linked_folder):
         assert (stored / "aside").exists()
+
+
+def later_run(newest: Path) -> None:
+    """run.json has a field that this version does not know; all hashes are right."""
+    files = {
+        file.name: file.read_bytes() for file in newest.iterdir() if file.name not in ("manifest.json", "SHA256SUMS")
+    }
+    manifest = json.loads((newest / "manifest.json").read_text())
+    run = files["run.json"] = files["run.json"].replace(b"{", b'{"laterThing":1,', 1)
+    [entry] = [entry for entry in manifest["files"] if entry["name"] == "run.json"]
+    entry |= {"bytes": str(len(run)), "sha256": hashlib.sha256(run).hexdigest(), "crc32c": [crc32c(run)]}
+    shutil.rmtree(newest)
+    seal(newest, files, manifest)
+
+
+def test_why_a_run_is_not_read_back_stays_counted_when_its_trainer_asks_for_it(stored: Path) -> None:
+    """The run is tried anew for each trainer that asks, and its counters begin anew with it."""
+    later_run(checkpoints(stored)[-1])
+
+    def counted() -> list[str]:
+        with urllib.request.urlopen(daemon.metrics_url) as answer:
+            shown = answer.read().decode()
+        wanted = r'^ballast_(?:checkpoint_verify_failures|restores)_total\{.*(?:"version"|"failed").*\} 1$'
+        return [line for line in re.findall(wanted, shown, re.MULTILINE) if f'"{RUN}"' in line]
+
+    with Daemon(storage=stored) as daemon:
+        assert len(counted()) == 2
+        with pytest.raises(ballast.BallastError, match="since a later one wrote it"):
+            train(daemon.server, 5)
+        assert len(counted()) == 2
 
 
 @pytest.mark.parametrize(
