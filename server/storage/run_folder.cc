@@ -139,13 +139,25 @@ absl::StatusOr<std::string> RunFolder::Begin(const CheckpointPlace& place) {
   const std::string path = absl::StrCat(path_, "/", NameIn(CheckpointState::kWriting, place));
   absl::Status made = fs_->MakeFolder(path);
   if (absl::IsNotFound(made)) {
-    Log(LogLevel::kWarn, "storage", "the folder of a run was removed under it, and is made anew", {{"path", path_}});
-    RETURN_IF_ERROR(fs_->MakeFolder(path_));
-    RETURN_IF_ERROR(fs_->SyncFolder(runs_));
+    RETURN_IF_ERROR(MakeAnew());
     made = fs_->MakeFolder(path);
   }
   RETURN_IF_ERROR(made);
   return path;
+}
+
+absl::Status RunFolder::MakeAnew() {
+  const absl::Status made = fs_->MakeFolder(path_);
+  // What is below it now may be another disk's.
+  if (absl::IsNotFound(made)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        runs_,
+        " is gone under the daemon: was the volume of storage.dir unmounted, or what is in it removed? "
+        "Bring it back as it was; or make that folder, as the daemon's own, to go on without what was there"));
+  }
+  RETURN_IF_ERROR(made);
+  Log(LogLevel::kWarn, "storage", "the folder of a run was removed under it, and was made anew", {{"path", path_}});
+  return fs_->SyncFolder(runs_);
 }
 
 absl::Status RunFolder::RenameSynced(const std::string& from, const std::string& to) {

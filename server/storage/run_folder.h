@@ -56,7 +56,7 @@ class RunFolder {
   absl::StatusOr<uint64_t> NextNumber() const;
 
   // An empty folder to write the checkpoint's files to. The run's own is made anew where somebody has removed it: the run
-  // lives, and what is in it counts from then on.
+  // lives, and what is in it counts from then on. FAILED_PRECONDITION: the folder of all runs is gone, too.
   absl::StatusOr<std::string> Begin(const CheckpointPlace& place);
   // All files are written and synced.
   absl::Status Publish(const CheckpointPlace& place);
@@ -86,6 +86,7 @@ class RunFolder {
   RunFolder(Fs* fs, std::string path, std::string runs, PublishedCommand* command = nullptr)
       : fs_(fs), path_(std::move(path)), runs_(std::move(runs)), command_(command) {}
   absl::Status SetAside(const CheckpointEntry& entry);  // which counts
+  absl::Status MakeAnew();
   absl::Status RenameSynced(const std::string& from, const std::string& to);
   absl::Status RemoveFiles(const std::string& folder);
   absl::Status RemoveCheckpoints();

@@ -91,6 +91,23 @@ TEST(RunFolderTest, OneThatWasRemovedUnderItsRunIsMadeAnew) {
   EXPECT_EQ(folder->List()->back().name, "000000000001-step-10");
 }
 
+// As where the volume was unmounted: what is written there then would lie on another disk.
+TEST(RunFolderTest, WhereAllRunsWereIsNotMadeAnew) {
+  ModelFs fs;
+  MakeRoot(&fs);
+  ASSERT_TRUE(fs.MakeFolder("/d/runs").ok());
+  auto folder = RunFolder::Open(&fs, "/d/runs", "r");
+  ASSERT_TRUE(folder.ok());
+  ASSERT_TRUE(fs.RemoveFolder("/d/runs/r").ok() && fs.RemoveFolder("/d/runs").ok());
+  const auto begun = folder->Begin({.number = 1, .step = 10});
+  EXPECT_TRUE(absl::IsFailedPrecondition(begun.status()));
+  EXPECT_THAT(std::string(begun.status().message()),
+              HasSubstr("/d/runs is gone under the daemon: was the volume of storage.dir unmounted"));
+  EXPECT_FALSE(fs.List("/d/runs").ok());
+  ASSERT_TRUE(fs.MakeFolder("/d/runs").ok());
+  EXPECT_TRUE(folder->Begin({.number = 1, .step = 10}).ok());
+}
+
 TEST(RunFolderTest, NoNumberComesAfterTheLargest) {
   ModelFs fs;
   MakeRoot(&fs);
