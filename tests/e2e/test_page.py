@@ -231,6 +231,21 @@ def test_what_comes_after_a_spike_does_not_predict_it(page):
 
 
 @needs_browser
+def test_marks_and_levels_leave_the_texts_of_a_chart_alone(page):
+    """Marks stand above the lines, a level's name anywhere: what is not a figure of an axis stands beside the chart."""
+    on_log = "[...document.querySelectorAll('#loss .legend li, #norm .legend li')].filter(li => li.innerText === 'log scale')"
+    page.show_as("light", 360)
+    assert page.evaluate(f"{on_log}.length") > 0
+    texts = "[...document.querySelectorAll('svg.chart text')]"
+    assert page.evaluate(f"{texts}.every(text => !text.textContent.includes('scale'))")
+    covered = f"""{texts}.flatMap(text => [...text.parentNode.querySelectorAll('.mark')].filter(mark => {{
+        const [a, b] = [text.getBoundingClientRect(), mark.getBoundingClientRect()];
+        return a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+    }}).map(() => text.textContent))"""
+    assert page.evaluate(covered) == []
+    page.show_as("light", 1280)
+
+
 def test_it_follows_the_training(page):
     step = "Number(document.querySelector('#runs tbody td.number').textContent.replace(',', ''))"
     before = page.evaluate(step)

@@ -143,6 +143,9 @@ export class LineChart {
       this.markCounts[kind] = make("span");
       this.legend.append(make("li", {}, legendMark(kind), ` ${name} `, this.markCounts[kind]));
     }
+    // Beside the chart, where marks and levels may be anywhere.
+    this.logScale = make("li", {hidden: ""}, "log scale");
+    this.legend.append(this.logScale);
     section.append(
       make("h3", {}, options.title), make("p", {class: "note"}, options.note), this.legend, this.svg, this.readout);
     this.listen();
@@ -166,6 +169,7 @@ export class LineChart {
       valueScale(values, {always: levels.map((level) => level.value).concat(this.options.always ?? [])}) :
       null;
     this.scale = y ? stepScale(steps, width) : null;
+    this.logScale.hidden = !y?.isLog;
     this.svg.replaceChildren(draw("title", {}, this.options.title), draw("desc", {}, this.describe()));
     if (!y) {
       this.svg.append(draw("text", {x: MARGIN.left, y: HEIGHT / 2, class: "tick"}, "No such figures yet."));
@@ -189,7 +193,6 @@ export class LineChart {
         (this.options.lines[0].tick ?? this.options.lines[0].format ?? number)(tick)));
     }
     drawStepAxis(this.svg, this.scale, HEIGHT);
-    if (y.isLog) this.svg.append(draw("text", {class: "tick", x: MARGIN.left, y: 10}, "log scale"));
   }
 
   drawLevel({name, value}, y, width) {
