@@ -9,6 +9,7 @@ from ballast import _core
 from ballast.errors import Rejected
 from ballast.progress import Patience
 from ballast.server_address import standing
+from ballast.text import text
 from ballast.tls import Tls, connect
 
 _CONNECT_S, _RECONNECT_S = 3.0, 15.0
@@ -34,11 +35,13 @@ def delete_run(
     Returns how many bytes of the daemon's memory were freed.
 
     Raises Rejected, with code NOT_FOUND, if there is no such run or this process has no daemon, and FAILED_PRECONDITION
-    if a trainer is attached, or was lost less than the daemon's lease ago; Unavailable if no daemon answers. Thread-safe.
+    if a trainer is attached, or was lost less than the daemon's lease ago; INVALID_ARGUMENT if the name is no text;
+    Unavailable if no daemon answers. Thread-safe.
     """
+    name = text("run", run)
     client = connect(standing(server), _CONNECT_S, _RECONNECT_S, tls, token_file)
     try:
-        return int(client.delete_run(run, force, keep_checkpoints)["freed_bytes"])
+        return int(client.delete_run(name, force, keep_checkpoints)["freed_bytes"])
     finally:
         client.close()
 

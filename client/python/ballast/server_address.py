@@ -8,6 +8,7 @@ from typing import Any
 from ballast import local_daemon
 from ballast.errors import Rejected
 from ballast.rank import launched
+from ballast.text import text
 
 LOCAL = "local"
 
@@ -16,7 +17,7 @@ def address_of(server: Any) -> str:
     """The option `server` as it is meant: itself, else $BALLAST_SERVER, else "local". Rejected if it is no string."""
     if server is not None and not isinstance(server, str):
         raise Rejected(f"server={server!r}: it must be a string, 'host:port', 'unix:path' or 'local'")
-    return server or os.environ.get("BALLAST_SERVER") or LOCAL
+    return text("server", server or os.environ.get("BALLAST_SERVER") or LOCAL)
 
 
 def serving(server: Any, run: str, world: int, world_given: bool) -> str:

@@ -20,6 +20,7 @@ from ballast.followed_parameters import FollowedParameters
 from ballast.parameters import DTYPES
 from ballast.rank import run_id, seconds
 from ballast.server_address import standing
+from ballast.text import text
 from ballast.tls import Tls, files_of
 from ballast.uncopyable import Uncopyable
 from ballast.weight_patch import WeightPatch
@@ -134,9 +135,9 @@ class Subscriber(Uncopyable):
             bool(patches),
             *waits,
             *files,
-            tag=at or "",
+            tag=text("at", at or ""),
             average=average,
-            format=format or "",
+            format=text("format", format or ""),
             wait_for_run_s=seconds("wait_for_run", wait_for_run),
         )
         self._number = 0  # of the version that is here
@@ -195,7 +196,7 @@ class Subscriber(Uncopyable):
         """Goes to the version of this name, which the trainer has given it with optimizer.tag(), and stays there: next() returns
         it, with `tag`, and then none, until resume(). One that had come already may be returned before it. Rejected, with
         the names that there are, if it is none of them; then all is as before."""
-        self._core.rollback(name)
+        self._core.rollback(text("name", name))
 
     def resume(self) -> None:
         """Goes on with the newest versions."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ballast.errors import Rejected
 from ballast.progress import Waiting
+from ballast.text import text
 
 if TYPE_CHECKING:
     from ballast.membership import Membership
@@ -41,7 +42,7 @@ class Tagging:
                 is that of other weights, and replace is not set; the daemon's disk is full: all is as before, and the
                 training may go on.
         """
-        steps = self._steps
+        steps, name = self._steps, text("name", name)
         with steps.lock, steps.following():
             session = steps.joined()
             steps.wait()
@@ -55,7 +56,7 @@ class Tagging:
     def untag(self, name: str) -> None:
         """Takes a name away; with their last one the weights that had it go. Rejected, with code NOT_FOUND, if there is no
         such name."""
-        steps = self._steps
+        steps, name = self._steps, text("name", name)
         with steps.lock, steps.following():
             steps.joined()
             self._membership.connected().untag_version(self._settings.rank.run, name)
