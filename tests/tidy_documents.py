@@ -4,10 +4,15 @@ import posixpath
 import re
 
 from tidy_references import headings
-from tidy_rules import Source
+from tidy_rules import CPP, Source
 
 METRICS, CONFIG = "server/metrics/METRICS.md", "proto/ballast/v1/config.proto"
 PART = r"(?:sum|count|bucket)"  # of a histogram
+# What stands behind the word log, or event, as what it has or says: one name, or a list in which each may be explained.
+NAMED_EVENTS = re.compile(
+    r"(?<!kernel's )\b(?:log's\s+|(?:log(?:'s)?|event)\b[^.`]{0,120}?(?:\(|(?:under|line|says|last|has)\s+|:\s+))"
+    r"((?:`[a-z_]+`(?:\s+\([^)]*\))?(?:,\s+|\s+and\s+|\s+or\s+)?)+)"
+)
 
 
 def documents(sources: list[Source]) -> list[Source]:
@@ -124,4 +129,20 @@ def message_fields(sources: list[Source]) -> list[str]:
     return wrong
 
 
-RULES = [links, document_metrics, configuration_keys, variables, message_fields]
+def log_events(sources: list[Source]) -> list[str]:
+    """An event of the log that a document or an alert names, "The log says why (`checkpoint`)", is one of the daemon's."""
+    known = set()
+    for source in sources:
+        if source.path.startswith("server/") and source.suffix in CPP:
+            for call in re.findall(r"\bLog\([^{;]*", source.text):
+                known |= set(re.findall(r'"([a-z_]+)"', call))
+    wrong = []
+    for source in sources:
+        for match in NAMED_EVENTS.finditer(source.text) if source.suffix in (".md", ".yml") else ():
+            for name in re.findall(r"`([a-z_]+)`", re.sub(r"\([^)]*\)", "", match[1])):
+                if name not in known:
+                    wrong.append(f"{place(source, match.start(1))}: the daemon logs no event {name}")
+    return wrong
+
+
+RULES = [links, document_metrics, configuration_keys, variables, message_fields, log_events]

@@ -145,6 +145,14 @@ PLANTED = [
         },
         "README.md:1: RunSpec has no field rank",
     ),
+    (
+        "log_events",
+        {
+            "server/a.cc": 'Log(LogLevel::kInfo, "restored", "a run is restored");\n',
+            "README.md": "The log names the file (`restored`).\nThe log's last `restore`; an event: `restored` (`a`), `b`.\n",
+        },
+        "README.md:2: the daemon logs no event b",
+    ),
     ("alerts_have_runbooks", {"deploy/prometheus/alerts.yml": "  - alert: A\n    expr: up\n"}, "A has no summary"),
 ]
 
