@@ -124,7 +124,10 @@ void Checkpointer::OnWritten(absl::StatusOr<CheckpointWritten> written) {
 void Checkpointer::Ask(CheckpointTrigger trigger, Done done) {
   if (!ended_.ok()) return done(ended_);
   if (!replaced_ && writing_ && writing_->step == closed_) return writing_->waiting.push_back(std::move(done));
-  if (!replaced_ && !wanted_ && durable_step_ == closed_ && last_.place.step == closed_) return done(last_);
+  if (!replaced_ && !wanted_ && durable_step_ == closed_ && last_.place.step == closed_) {
+    if (trigger == CheckpointTrigger::kRequest) environment_.storage.folder->OfferAgain(last_.place);
+    return done(last_);
+  }
   trigger_ = trigger;
   asked_.push_back(std::move(done));
 }

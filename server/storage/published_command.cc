@@ -1,6 +1,7 @@
 #include "server/storage/published_command.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -25,6 +26,7 @@ void PublishedCommand::Tell(Told told) {
 void PublishedCommand::OnPublished(Published published) {
   if (options_.command.empty()) return;
   const char* why = "a newer checkpoint of the run was published before its turn";
+  Keep(published, /*failed=*/false);
   {
     absl::MutexLock lock(&mu_);
     // In the older one's place, so that a run that writes often does not lose its turn.
@@ -43,6 +45,23 @@ void PublishedCommand::OnPublished(Published published) {
   LeaveOut(published, why);
 }
 
+void PublishedCommand::Keep(const Published& published, bool failed) {
+  absl::MutexLock lock(&mu_);
+  std::erase_if(failed_, [&](const Published& one) { return one.run_id == published.run_id; });
+  if (failed) failed_.push_back(published);
+}
+
+void PublishedCommand::OfferAgain(const std::string& folder) {
+  std::optional<Published> again;
+  {
+    absl::MutexLock lock(&mu_);
+    const auto found =
+        std::find_if(failed_.begin(), failed_.end(), [&](const Published& one) { return one.folder == folder; });
+    if (found != failed_.end()) again = *found;
+  }
+  if (again) OnPublished(*std::move(again));
+}
+
 bool PublishedCommand::Uses(const std::string& folder) const {
   absl::MutexLock lock(&mu_);
   return in_use_ == folder;
@@ -53,6 +72,7 @@ void PublishedCommand::Withdraw(const std::string& folder) {
   {
     absl::MutexLock lock(&mu_);
     if (in_use_ == folder) withdrawn_ = true;
+    std::erase_if(failed_, [&](const Published& one) { return one.folder == folder; });
     const auto found =
         std::find_if(waiting_.begin(), waiting_.end(), [&](const Published& one) { return one.folder == folder; });
     if (found == waiting_.end()) return;
@@ -128,6 +148,7 @@ void PublishedCommand::RunOne(const Published& published) {
                        : skipped                             ? "skipped"
                        : end.how == ChildEnd::How::kTimedOut ? "timeout"
                                                              : "failed";
+  if (!skipped) Keep(published, !end.ok());
   if (end.ok()) {
     Log(LogLevel::kInfo, "on_published", "a checkpoint's command is done",
         {{"run_id", published.run_id}, {"step", published.step}, {"path", published.folder}, {"dur_s", end.seconds}});

@@ -50,6 +50,9 @@ class PublishedCommand {
   void Tell(Told told);
 
   void OnPublished(Published published);
+  // Somebody wants the checkpoint, which is the newest of its run: where its command failed, or took too long, and has not
+  // been run again since, it is offered anew.
+  void OfferAgain(const std::string& folder);
   // Whether the command runs on that folder now.
   bool Uses(const std::string& folder) const;
   // The checkpoint counts no more, or is about to be removed by somebody's wish: its command is left out, or ended. Does
@@ -62,6 +65,7 @@ class PublishedCommand {
  private:
   void Loop();
   void RunOne(const Published& published);
+  void Keep(const Published& published, bool failed);
   void LeaveOut(const Published& published, const char* why) const;
   std::vector<std::string> CommandOf(const Published& published) const;
 
@@ -69,10 +73,11 @@ class PublishedCommand {
   mutable absl::Mutex mu_;
   Told told_ ABSL_GUARDED_BY(mu_);
   std::deque<Published> waiting_ ABSL_GUARDED_BY(mu_);
-  std::string in_use_ ABSL_GUARDED_BY(mu_);      // folder; empty: no command runs
-  bool withdrawn_ ABSL_GUARDED_BY(mu_) = false;  // what runs
-  bool closed_ ABSL_GUARDED_BY(mu_) = false;     // nothing more is taken
-  bool stopped_ ABSL_GUARDED_BY(mu_) = false;    // what runs is ended
+  std::vector<Published> failed_ ABSL_GUARDED_BY(mu_);  // of each run at most the last one
+  std::string in_use_ ABSL_GUARDED_BY(mu_);             // folder; empty: no command runs
+  bool withdrawn_ ABSL_GUARDED_BY(mu_) = false;         // what runs
+  bool closed_ ABSL_GUARDED_BY(mu_) = false;            // nothing more is taken
+  bool stopped_ ABSL_GUARDED_BY(mu_) = false;           // what runs is ended
   std::thread thread_;
 };
 

@@ -179,6 +179,10 @@ absl::Status RunFolder::Publish(const CheckpointPlace& place) {
   return absl::OkStatus();
 }
 
+void RunFolder::OfferAgain(const CheckpointPlace& place) const {
+  if (command_ != nullptr) command_->OfferAgain(absl::StrCat(path_, "/", NameOf(place)));
+}
+
 absl::StatusOr<uint64_t> RunFolder::NewestIfAllAfter(uint64_t step) const {
   ASSIGN_OR_RETURN(const std::vector<CheckpointEntry> entries, List());
   uint64_t newest = 0;

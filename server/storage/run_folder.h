@@ -68,6 +68,8 @@ class RunFolder {
   // Those with a higher number than this one are damaged, of those that are there now: Retain does not count them. To be
   // called before anything is written.
   absl::Status PassOver(uint64_t number);
+  // Somebody wants this one, which is the newest, elsewhere too: as PublishedCommand::OfferAgain.
+  void OfferAgain(const CheckpointPlace& place) const;
   // Removes the files that a checkpoint has, and its folder where nothing else is in it.
   absl::Status Remove(const CheckpointEntry& entry);
   // Removes what was not published, and what was being removed.

@@ -56,19 +56,48 @@ def test_every_checkpoint_is_copied_also_the_one_of_the_drain(folder: Path, tmp_
     assert files_in(copies / f"{RUN}-1-3") == files_in(checkpoint)
 
 
+def in_a_row(failures: int) -> str:
+    return f'ballast_checkpoint_hook_failures_in_a_row{{run_id="{RUN}"}} {failures}\n'
+
+
+def shown_with(daemon: Daemon, line: str) -> str:
+    """The metrics once they have the line: the command runs beside all else."""
+    text = ""
+    give_up_at = time.monotonic() + 120
+    while line not in text and time.monotonic() < give_up_at:
+        text = urllib.request.urlopen(daemon.metrics_url).read().decode()
+    assert line in text
+    return text
+
+
+def test_a_finished_runs_last_checkpoint_is_copied_once_that_works_again(folder: Path, tmp_path: Path) -> None:
+    """No newer one comes, so who is told to by the runbook asks for it."""
+    copies, works = tmp_path / "copies", tmp_path / "works"
+    copies.mkdir()
+    script = program(tmp_path / "copy", f'[ -e {works} ] && cp -r "$1" {copies}')
+    with Daemon(storage=folder, flags=[f"--storage.on_published={script},{{folder}}"]) as daemon:
+        train(daemon.server, 2)
+        shown_with(daemon, in_a_row(1))
+        assert ctl("checkpoint", RUN, server=daemon.server).returncode == 0
+        shown_with(daemon, in_a_row(2))
+        works.touch()
+        for _ in range(2):  # what has been copied is not copied again
+            assert ctl("checkpoint", RUN, server=daemon.server).returncode == 0
+            text = shown_with(daemon, in_a_row(0))
+        assert 'ballast_checkpoint_hooks_total{result="success"} 1\n' in text
+        daemon.kill()
+    [checkpoint] = checkpoints(folder)
+    assert files_in(copies / checkpoint.name) == files_in(checkpoint)
+
+
 def test_what_fails_is_logged_and_counted_and_training_goes_on(folder: Path, tmp_path: Path) -> None:
     script = program(tmp_path / "copy", f"echo no such bucket >&2; echo ran > {tmp_path}/ran; exit 3")
     log = tmp_path / "log"
     with Daemon(storage=folder, log=log, flags=[f"--storage.on_published={script}"]) as daemon:
         train(daemon.server, 2)
-        assert ctl("checkpoint", RUN, server=daemon.server).returncode == 0
-        in_a_row = f'ballast_checkpoint_hook_failures_in_a_row{{run_id="{RUN}"}} 1'
-        text = ""
-        give_up_at = time.monotonic() + 120
-        while in_a_row not in text and time.monotonic() < give_up_at:  # the command runs beside the answer
-            text = urllib.request.urlopen(daemon.metrics_url).read().decode()
-        assert in_a_row in text
+        text = shown_with(daemon, in_a_row(1))
         assert 'ballast_checkpoint_hooks_total{result="failed"} 1' in text
+        assert ctl("checkpoint", RUN, server=daemon.server).returncode == 0
         train(daemon.server, 3)
         daemon.drain()
     lines = [line for line in log.read_text().splitlines() if '"on_published"' in line]

@@ -124,6 +124,30 @@ TEST_F(PublishedCommandTest, FailureAndTimeAreToldApart) {
   EXPECT_THAT(results_.Await(2), ElementsAre(Pair("f", "failed"), Pair("s", "timeout")));
 }
 
+TEST_F(PublishedCommandTest, OneThatFailedIsOfferedAgainToWhoWantsIt) {
+  PublishedCommand command(
+      {.command = {"/bin/sh", "-c", absl::StrCat("echo $0 >> ", log(), "; [ -e ", gate(), " ]"), "{folder}"}});
+  command.Tell(results_.told());
+  command.OfferAgain("/a1");
+  command.OnPublished({.run_id = "a", .folder = "/a1", .number = 1});
+  command.OnPublished({.run_id = "b", .folder = "/b1", .number = 1});
+  results_.Await(2);
+  command.OfferAgain("/a1");
+  results_.Await(3);
+  command.OnPublished({.run_id = "a", .folder = "/a2", .number = 2});
+  results_.Await(4);
+  command.OfferAgain("/a1");  // it is the newest no more
+  command.Withdraw("/b1");
+  command.OfferAgain("/b1");
+  OpenGate();
+  command.OfferAgain("/a2");
+  results_.Await(5);
+  command.OfferAgain("/a2");  // it is there
+  command.OnPublished({.run_id = "c", .folder = "/c1", .number = 1});
+  results_.Await(6);
+  EXPECT_THAT(Lines(), ElementsAre("/a1", "/b1", "/a1", "/a2", "/a2", "/c1"));
+}
+
 TEST_F(PublishedCommandTest, WhatIsWithdrawnIsLeftOutOrEnded) {
   PublishedCommand command(Waiting());
   command.Tell(results_.told());
