@@ -15,13 +15,14 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
+#include "client/python/core/interpreter_lock.h"
 #include "client/python/core/status_error.h"
 
 namespace ballast {
 
 template <typename Call>
 auto Unlocked(Call call) {
-  nanobind::gil_scoped_release unlocked;
+  const LockFreed unlocked;
   return call();
 }
 
@@ -37,7 +38,7 @@ inline thread_local bool heeds_signals = false;
 inline bool SignalRaised() {
   if (call_of_thread != nullptr) return *call_of_thread == CallState::kLeft;
   if (!heeds_signals) return false;
-  nanobind::gil_scoped_acquire locked;
+  const LockTaken locked;
   return PyErr_CheckSignals() != 0;
 }
 

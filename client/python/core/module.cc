@@ -11,6 +11,7 @@
 #include "absl/synchronization/mutex.h"
 #include "proto/checksum.h"
 
+#include "client/python/core/interpreter_lock.h"
 #include "client/python/core/live_instances.h"
 #include "client/python/core/memory.h"
 #include "client/python/core/numerics.h"
@@ -57,7 +58,7 @@ void BindDigests(nb::module_& module) {
   module.def(
       "digest",
       [](Address address, uint64_t bytes) {
-        nb::gil_scoped_release unlocked;
+        const LockFreed unlocked;
         return WeightDigest(BytesAt(address, bytes));
       },
       arg("address"), arg("nbytes"), "xxh3_64 of the bytes.");
@@ -67,7 +68,7 @@ void BindDigests(nb::module_& module) {
          uint64_t columns, Address address) {
         const ServedAs tensor{
             .master = master, .serving = serving, .format = format, .elements = elements, .columns = columns};
-        nb::gil_scoped_release unlocked;
+        const LockFreed unlocked;
         return ServedDigest(tensor, reinterpret_cast<const std::byte*>(address));
       },
       arg("master"), arg("serving"), arg("format"), arg("elements"), arg("columns"), arg("address"),

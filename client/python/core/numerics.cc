@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "client/python/core/interpreter_lock.h"
 #include "kernels/matrix/newton_schulz.h"
 #include "kernels/registry.h"
 
@@ -212,7 +213,7 @@ nb::dict Update(size_t kernel_index, const Addresses& planes, Address grad, size
   std::copy(pointers.begin(), pointers.end(), job.update.planes);
   kernels::Statistics result;
   {
-    nb::gil_scoped_release unlocked;
+    const LockFreed unlocked;
     result = Run(job);
   }
   return Describe(result);

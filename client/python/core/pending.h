@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 
+#include "client/python/core/interpreter_lock.h"
 #include "client/python/core/status_error.h"
 
 namespace ballast {
@@ -22,7 +23,7 @@ class Pending {
   // The same at every call; nullptr when it is not in after `timeout_s`. Throws the error that came in its place.
   const T* Wait(double timeout_s) {
     if (!arrived_) {
-      nanobind::gil_scoped_release unlocked;
+      const LockFreed unlocked;
       if (promised_.wait_for(std::chrono::duration<double>(timeout_s)) == std::future_status::ready) {
         arrived_ = promised_.get();
       }

@@ -12,6 +12,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
+#include "client/python/core/interpreter_lock.h"
 #include "client/python/core/py_client.h"
 #include "client/python/core/status_error.h"
 
@@ -105,7 +106,7 @@ PushQueue::~PushQueue() {
     new std::shared_ptr<State>(std::move(state_));
     return;
   }
-  nb::gil_scoped_release unlocked;
+  const LockFreed unlocked;
   stop()();
   thread_.join();
 }
@@ -152,7 +153,7 @@ void PushQueue::Announce(uint64_t number, Address stream) const {
   };
   int error = 0;
   {
-    nb::gil_scoped_release unlocked;  // it blocks while the stream has much to do
+    const LockFreed unlocked;  // it blocks while the stream has much to do
     error = launch(reinterpret_cast<void*>(stream), arrived, arrival.get());
   }
   if (error != 0) {
@@ -182,7 +183,7 @@ bool PushQueue::AwaitPushed(uint64_t count, double timeout_s) const {
   absl::Status failed;
   bool enough = false;
   {
-    nb::gil_scoped_release unlocked;
+    const LockFreed unlocked;
     absl::MutexLock lock(&state.mu);
     const auto decided = [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
       return state.counted >= count || !state.failed.ok() || state.stopped;

@@ -6,6 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 
+#include "client/python/core/interpreter_lock.h"
+
 namespace ballast {
 
 namespace nb = nanobind;
@@ -44,7 +46,7 @@ void PyClient::Close() {
     new std::shared_ptr<Client>(std::move(client_));  // the parent's: never destroyed here
     return;
   }
-  nb::gil_scoped_release unlocked;
+  const LockFreed unlocked;
   for (const std::function<void()>& end : ends_) end();
   ends_.clear();
   client_.reset();
