@@ -265,7 +265,8 @@ class Client {
   // step meanwhile; RESOURCE_EXHAUSTED, DATA_LOSS: its disk is full, or fails; UNIMPLEMENTED: it is older than this.
   virtual absl::StatusOr<v1::CheckpointResponse> Checkpoint(const std::string& run_id) = 0;
   // Versions of the run's weights that have names, where its spec has `follow`: as v1::FollowService says of each call.
-  // UNIMPLEMENTED: the daemon is older than this, or there are several.
+  // UNIMPLEMENTED: the daemon is older than this. With several daemons a version is chosen by its name alone; what was named on
+  // some of them alone, since one failed, is listed as unreadable, and the error says so.
   virtual absl::StatusOr<v1::TagVersionResponse> TagVersion(const v1::TagVersionRequest& request) = 0;
   virtual absl::Status UntagVersion(const std::string& run_id, const std::string& name) = 0;
   virtual absl::StatusOr<v1::ListVersionsResponse> ListVersions(const std::string& run_id) = 0;

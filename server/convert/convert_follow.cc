@@ -46,13 +46,6 @@ absl::StatusOr<std::vector<kernels::WireIndex>> ToFollowedFormats(const v1::Foll
   return formats;
 }
 
-absl::Status CheckOfPart(const v1::RunSpec& spec) {
-  if (!spec.has_part() || spec.follow().tags() == 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      "follow.tags is set, and the run is on several daemons, whose readers follow the newest versions alone: leave it "
-      "unset, or give the run to one daemon");
-}
-
 absl::Status CheckAlone(const v1::SubscribeRequest& request) {
   if (!request.has_version()) return absl::OkStatus();
   if (!request.has_have() && request.every() == 0 && !request.has_average() && request.format().empty()) {
@@ -104,7 +97,6 @@ VersionId ToVersionId(const v1::VersionId& id) {
 
 absl::Status TakeFollow(const v1::RunSpec& spec, RunSpec* made) {
   if (!spec.has_follow()) return absl::OkStatus();
-  RETURN_IF_ERROR(CheckOfPart(spec));
   if (spec.follow().readers() > kMostFollowers) {
     return absl::InvalidArgumentError(
         absl::StrCat("follow.readers is ", spec.follow().readers(), "; wanted: at most ", kMostFollowers));
@@ -170,7 +162,8 @@ absl::StatusOr<FollowOrder> ToFollowOrder(const v1::PullRequest& request, const 
 
 absl::StatusOr<Followers::TagOrder> ToTagOrder(const v1::TagVersionRequest& request) {
   RETURN_IF_ERROR(CheckTagName(request.name()));
-  Followers::TagOrder order{.order = {.name = request.name(), .replace = request.replace()}};
+  Followers::TagOrder order{.order = {.name = request.name(), .replace = request.replace(), .mark = request.mark()}};
+  if (request.has_only()) order.order.only = ToVersionId(request.only());
   if (request.has_version()) {
     ASSIGN_OR_RETURN(order.version, ToVersionChoice(request.version()));
   }
@@ -194,6 +187,7 @@ v1::TaggedVersion FromTag(const VersionTag& tag) {
   out.set_tagged_unix_s(tag.tagged_unix_s);
   out.set_file(tag.file);
   out.set_unreadable(tag.unreadable);
+  out.set_mark(tag.mark);
   return out;
 }
 
@@ -206,6 +200,7 @@ v1::ListVersionsResponse FromVersions(const Followers::VersionList& list) {
   }
   for (const VersionTag& tag : list.tags) *out.add_tags() = FromTag(tag);
   out.set_most_tags(list.most_tags);
+  *out.mutable_current() = FromVersionId(list.current);
   return out;
 }
 

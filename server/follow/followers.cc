@@ -61,19 +61,20 @@ void Followers::OnGone(const VersionSink* sink) {
 
 bool Followers::Wants(uint64_t generation, uint64_t step) {
   if (maker_->making() || !awaited()) return false;
-  if (readers_.history().newest == nullptr) return readers_.HasMemory();
+  const VersionId id{.epoch = epoch_, .generation = generation, .step = step};
+  const bool named = IsNamed(id);
+  if (readers_.history().newest == nullptr) return (named || readers_.reading() > 0) && readers_.HasMemory();
   const VersionId newest = readers_.history().newest->id;
   if (generation == newest.generation && step == newest.step) {
     readers_.Release();
     GiveTags(/*all=*/true);
     return false;
   }
-  const VersionId id{.epoch = epoch_, .generation = generation, .step = step};
-  if (environment_.spec->part && !readers_.AnyWants(id)) return false;
+  if (named) return readers_.HasMemory();
+  if (readers_.reading() == 0 || (environment_.spec->part && !readers_.AnyWants(id))) return false;
   const uint64_t every = environment_.spec->follow->every;
   const bool is_due = generation != newest.generation || step / every != newest.step / every;
-  if (!is_due && !readers_.waiting() && awaited_tags_.empty()) return false;
-  return readers_.HasMemory();
+  return (is_due || readers_.waiting()) && readers_.HasMemory();
 }
 
 bool Followers::version_is_late() const { return maker_->making() && MonotonicSeconds() > began_s_ + kLateS; }

@@ -79,6 +79,7 @@ class Followers {
     std::shared_ptr<const WeightVersion> newest;  // nullptr: there is none
     std::vector<VersionTag> tags;
     uint32_t most_tags = 0;
+    VersionId current = {};  // of a version of the weights as they are, but for what is the run's to say
   };
   VersionList List() const;
   const std::shared_ptr<const WeightVersion>& newest() const {
@@ -114,6 +115,8 @@ class Followers {
   absl::Status GoneError(const VersionChoice& choice) const;
   // The version that is being made, and the names that wait for it, come to nothing.
   void EndMaking(const absl::Status& why);
+  // Whether some name waits for this version, or for one that it comes after.
+  bool IsNamed(const VersionId& id) const;
   // Those whose version is there: all, or those that it was made for.
   void GiveTags(bool all);
   void OnMade(std::shared_ptr<const WeightVersion> version, std::shared_ptr<const VersionChange> change);

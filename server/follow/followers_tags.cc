@@ -1,4 +1,5 @@
 // Versions that have names, and readers of one version alone.
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -6,6 +7,15 @@
 #include "server/follow/followers.h"
 
 namespace ballast {
+namespace {
+
+// Whether this version is there before the one that the order is for, to which the run comes if nothing takes it back.
+bool WaitsOn(const TagKeeper::Order& order, const VersionId& id) {
+  return order.only && id.epoch == order.only->epoch && id.generation == order.only->generation &&
+         id.step < order.only->step;
+}
+
+}  // namespace
 
 absl::Status Followers::GoneError(const VersionChoice& choice) const {
   const WeightVersion* const there = readers_.history().newest.get();
@@ -66,11 +76,18 @@ void Followers::Tag(TagOrder order, TagKeeper::Done done) {
   tags_->AddAgain(std::move(order.order), *entry, std::move(done));
 }
 
+bool Followers::IsNamed(const VersionId& id) const {
+  return std::any_of(awaited_tags_.begin(), awaited_tags_.end(),
+                     [&](const AwaitedTag& awaited) { return !WaitsOn(awaited.order, id); });
+}
+
 void Followers::GiveTags(bool all) {
   std::vector<AwaitedTag> given;
   std::vector<AwaitedTag> left;
+  const VersionId& id = readers_.history().newest->id;
   for (AwaitedTag& awaited : awaited_tags_) {
-    (all || awaited.being_made ? given : left).push_back(std::move(awaited));
+    const bool waits_on = WaitsOn(awaited.order, id);
+    (!waits_on && (all || awaited.being_made) ? given : left).push_back(std::move(awaited));
   }
   awaited_tags_ = std::move(left);
   for (AwaitedTag& tag : given) tags_->Add(std::move(tag.order), readers_.history().newest, std::move(tag.done));
@@ -82,7 +99,7 @@ void Followers::EndMaking(const absl::Status& why) {
 }
 
 Followers::VersionList Followers::List() const {
-  VersionList list{.newest = newest(), .most_tags = environment_.spec->follow->tags};
+  VersionList list{.newest = newest(), .most_tags = environment_.spec->follow->tags, .current = {.epoch = epoch_}};
   for (const auto& [name, entry] : tags_->entries()) list.tags.push_back(entry.tag);
   return list;
 }

@@ -17,6 +17,11 @@ namespace {
 constexpr double kAskAgainS = 1;
 constexpr size_t kMostDescribed = 20;
 
+// Whether that is what the order asks for, of the version of this id.
+bool Is(const VersionTag& tag, const TagKeeper::Order& order, const VersionId& id) {
+  return tag.id == id && tag.mark == order.mark && tag.unreadable.empty();
+}
+
 absl::Status Cancelled() { return absl::CancelledError("the version is not wanted on the disk any more"); }
 
 }  // namespace
@@ -49,6 +54,7 @@ void TagKeeper::Load() {
     if (opened.ok()) {
       const VersionFileInfo& info = (*opened)->info();
       entry.tag.id = info.id;
+      entry.tag.mark = info.mark;
       entry.tag.bytes = (*opened)->bytes();
       entry.tag.closed_unix_s = info.closed_unix_s;
       entry.tag.tagged_unix_s = info.tagged_unix_s;
@@ -90,6 +96,12 @@ absl::Status TagKeeper::CheckName(const std::string& name) const {
 
 absl::Status TagKeeper::Check(const Order& order, const std::optional<VersionId>& id) const {
   RETURN_IF_ERROR(load_status_);
+  if (id && order.only && *id != *order.only) {
+    return absl::AbortedError(absl::StrCat("run '", environment_.spec->run_id, "' has gone on: its version is of step ",
+                                           id->step, ", generation ", id->generation,
+                                           ", and the one to name is of step ", order.only->step, ", generation ",
+                                           order.only->generation, "; ask again"));
+  }
   const std::string& run = environment_.spec->run_id;
   const uint32_t most = environment_.spec->follow->tags;
   if (most == 0) {
@@ -106,7 +118,7 @@ absl::Status TagKeeper::Check(const Order& order, const std::optional<VersionId>
                                                      Describe(), ", or allow more by AmendRun"));
   }
   const VersionTag& tag = found->second.tag;
-  if (!id || order.replace || (tag.id == *id && tag.unreadable.empty())) return absl::OkStatus();
+  if (!id || order.replace || Is(tag, order, *id)) return absl::OkStatus();
   return absl::AlreadyExistsError(absl::StrCat("'", order.name, "' is the name of another version of run '", run,
                                                "', of step ", tag.id.step,
                                                "; with replace it is given to this one, of ", "step ", id->step));
@@ -133,11 +145,12 @@ void TagKeeper::Insert(Entry entry) {
 void TagKeeper::Add(Order order, std::shared_ptr<const WeightVersion> version, Done done) {
   if (auto s = Check(order, version->id); !s.ok()) return done(s);
   const auto found = entries_.find(order.name);
-  if (found != entries_.end() && found->second.tag.id == version->id && found->second.tag.unreadable.empty()) {
+  if (found != entries_.end() && Is(found->second.tag, order, version->id)) {
     return done(Tagged{.tag = found->second.tag, .created = false});
   }
   VersionFileInfo info{.run_id = environment_.spec->run_id,
                        .tag = order.name,
+                       .mark = order.mark,
                        .id = version->id,
                        .closed_unix_s = version->closed_unix_s,
                        .tagged_unix_s = UnixSeconds(),
@@ -149,7 +162,8 @@ void TagKeeper::Add(Order order, std::shared_ptr<const WeightVersion> version, D
                        .id = info.id,
                        .bytes = version->bytes,
                        .closed_unix_s = info.closed_unix_s,
-                       .tagged_unix_s = info.tagged_unix_s};
+                       .tagged_unix_s = info.tagged_unix_s,
+                       .mark = order.mark};
   Insert({.tag = tag, .version = std::move(version)});
   done(Tagged{.tag = tag, .created = true});
 }
@@ -158,12 +172,13 @@ void TagKeeper::AddAgain(Order order, const Entry& from, Done done) {
   if (from.version != nullptr) return Add(std::move(order), from.version, std::move(done));
   if (auto s = Check(order, from.tag.id); !s.ok()) return done(s);
   const auto found = entries_.find(order.name);
-  if (found != entries_.end() && found->second.tag.id == from.tag.id) {
+  if (found != entries_.end() && Is(found->second.tag, order, from.tag.id)) {
     return done(Tagged{.tag = found->second.tag, .created = false});
   }
   if (!from.tag.unreadable.empty()) return done(absl::FailedPreconditionError(from.tag.unreadable));
   VersionFileInfo info{.run_id = environment_.spec->run_id,
                        .tag = order.name,
+                       .mark = order.mark,
                        .id = from.tag.id,
                        .closed_unix_s = from.tag.closed_unix_s,
                        .tagged_unix_s = UnixSeconds()};
@@ -281,7 +296,8 @@ absl::StatusOr<VersionTag> TagKeeper::WriteNow(Writing* writing) {
                     .bytes = VersionDataBytes(*writing->spec),
                     .closed_unix_s = writing->info.closed_unix_s,
                     .tagged_unix_s = writing->info.tagged_unix_s,
-                    .file = absl::StrCat(folder, "/", NameOf(writing->file))};
+                    .file = absl::StrCat(folder, "/", NameOf(writing->file)),
+                    .mark = writing->info.mark};
 }
 
 void TagKeeper::Remove(const std::string& name, absl::AnyInvocable<void(absl::Status)> done) {

@@ -52,6 +52,7 @@ struct VersionTag {
   double closed_unix_s = 0, tagged_unix_s = 0;
   std::string file = {};        // empty: it is in memory
   std::string unreadable = {};  // why; empty: it can be read
+  uint64_t mark = 0;            // of those that were named together with it on other daemons
 };
 
 // A version on the disk that is being read.
@@ -94,6 +95,8 @@ class TagKeeper : public std::enable_shared_from_this<TagKeeper> {
   struct Order {
     std::string name;
     bool replace = false;
+    uint64_t mark = 0;                   // VersionTag's
+    std::optional<VersionId> only = {};  // this version, and no other
   };
   struct Tagged {
     VersionTag tag;
@@ -117,7 +120,7 @@ class TagKeeper : public std::enable_shared_from_this<TagKeeper> {
 
   // OK: Add would take this name for this version, if the disk does. `id`: none, it is not known yet.
   absl::Status Check(const Order& order, const std::optional<VersionId>& id) const;
-  // The version gets the name, and is kept.
+  // The version gets the name, and is kept. ABORTED: it is not the one that the order is for.
   void Add(Order order, std::shared_ptr<const WeightVersion> version, Done done);
   // The same of one that has a name already.
   void AddAgain(Order order, const Entry& from, Done done);

@@ -87,16 +87,18 @@ Metadata ToMetadata(const VersionFileInfo& info) {
   std::string digests, sums;
   for (const uint64_t digest : info.digests) absl::StrAppendFormat(&digests, "%016x", digest);
   for (const uint32_t sum : info.sums) absl::StrAppendFormat(&sums, "%08x", sum);
-  return {{"checksum", std::string(kUnsealed)},
-          {"run", info.run_id},
-          {"tag", info.tag},
-          {"step", absl::StrCat(info.id.step)},
-          {"generation", absl::StrCat(info.id.generation)},
-          {"epoch", absl::StrCat(info.id.epoch)},
-          {"closed_unix_s", absl::StrFormat("%.7f", info.closed_unix_s)},
-          {"tagged_unix_s", absl::StrFormat("%.7f", info.tagged_unix_s)},
-          {"digests", std::move(digests)},
-          {"crc32c", std::move(sums)}};
+  Metadata metadata{{"checksum", std::string(kUnsealed)},
+                    {"run", info.run_id},
+                    {"tag", info.tag},
+                    {"step", absl::StrCat(info.id.step)},
+                    {"generation", absl::StrCat(info.id.generation)},
+                    {"epoch", absl::StrCat(info.id.epoch)},
+                    {"closed_unix_s", absl::StrFormat("%.7f", info.closed_unix_s)},
+                    {"tagged_unix_s", absl::StrFormat("%.7f", info.tagged_unix_s)},
+                    {"digests", std::move(digests)},
+                    {"crc32c", std::move(sums)}};
+  if (info.mark != 0) metadata["mark"] = absl::StrCat(info.mark);
+  return metadata;
 }
 
 // A header's metadata as VersionHeader writes them, in which nothing is escaped; empty: they are written otherwise.
@@ -125,7 +127,9 @@ bool ParseAll(absl::string_view text, size_t digits, std::vector<Number>* number
 // What ToMetadata made these of; none: they are not whole.
 std::optional<VersionFileInfo> FromMetadata(Metadata metadata) {
   VersionFileInfo info{.run_id = metadata["run"], .tag = metadata["tag"]};
-  const bool read = absl::SimpleAtoi(metadata["step"], &info.id.step) &&
+  const bool marked = metadata.contains("mark");
+  const bool read = (!marked || absl::SimpleAtoi(metadata["mark"], &info.mark)) &&
+                    absl::SimpleAtoi(metadata["step"], &info.id.step) &&
                     absl::SimpleAtoi(metadata["generation"], &info.id.generation) &&
                     absl::SimpleAtoi(metadata["epoch"], &info.id.epoch) &&
                     absl::SimpleAtod(metadata["closed_unix_s"], &info.closed_unix_s) &&

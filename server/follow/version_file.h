@@ -29,6 +29,7 @@ namespace ballast {
 // What the header says beside the tensors.
 struct VersionFileInfo {
   std::string run_id, tag;
+  uint64_t mark = 0;  // VersionTag's
   VersionId id;
   double closed_unix_s = 0, tagged_unix_s = 0;
   std::vector<uint64_t> digests;  // by tensor

@@ -106,7 +106,10 @@ void Run::ListVersions(WeightSeries series, absl::AnyInvocable<void(absl::Status
   Post([this, series, done = std::move(done)]() mutable {
     if (ended_) return done(Gone());
     if (followers_ == nullptr) return done(Unfollowed());
-    done(followers_->List(series));
+    Followers::VersionList list = followers_->List(series);
+    list.current.generation = driver_->machine().generation();
+    list.current.step = driver_->machine().step() - 1;
+    done(std::move(list));
   });
 }
 

@@ -25,7 +25,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         yield started
 
 
-def optimizer_of(module: nn.Module, one: Daemon, run: str, **options: object) -> ballast.AdamW:
+def optimizer_of(module: nn.Module, one: Daemon | Daemons, run: str, **options: object) -> ballast.AdamW:
     return ballast.AdamW(module.named_parameters(), lr=1e-2, server=one.server, run=run, **options)  # type: ignore[arg-type]
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import ballast
-from daemon import Daemon
+from daemon import Daemon, Daemons
 from models import perceptron, same_bits, spirals, weights_of
 from test_follow_daemon import optimizer_of, train
 
@@ -19,23 +19,23 @@ LONG_S = 60.0
 TAGGED = ballast.Follow(tags=2)
 
 
-@pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """One that has all of a run, whatever --daemons says."""
-    with Daemon() as started:
+@pytest.fixture(scope="module", params=[1, 3], ids=["one daemon", "three daemons"])
+def some(request: pytest.FixtureRequest) -> Iterator[Daemons]:
+    """What has a run, whatever --daemons says."""
+    with Daemons(request.param) as started:
         yield started
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_module_goes_back_to_a_name_and_on(one: Daemon, overlap: bool) -> None:
+def test_a_module_goes_back_to_a_name_and_on(some: Daemons, overlap: bool) -> None:
     trained, module = perceptron(1), perceptron(2)
     run = f"tags-{int(overlap)}"
-    with optimizer_of(trained, one, run, follow=TAGGED, overlap_forward=overlap) as optimizer:
+    with optimizer_of(trained, some, run, follow=TAGGED, overlap_forward=overlap) as optimizer:
         train(trained, optimizer, 3)
         assert optimizer.tag("good") == 3
         good = weights_of(trained)
         assert optimizer.tag("good") == 3
-        with ballast.follow(module, server=one.server, run=run) as follower:
+        with ballast.follow(module, server=some.server, run=run) as follower:
             train(trained, optimizer, 2)
             assert follower.wait(step=5, timeout=LONG_S)
             assert follower.rollback("good", timeout=LONG_S)
@@ -49,16 +49,16 @@ def test_a_module_goes_back_to_a_name_and_on(one: Daemon, overlap: bool) -> None
             assert follower.wait(step=6, timeout=LONG_S)
             assert follower.version is not None and follower.version.tag is None
             assert same_bits(weights_of(module), weights_of(trained))
-        with ballast.follow(perceptron(3), server=one.server, run=run, at="good") as other:
+        with ballast.follow(perceptron(3), server=some.server, run=run, at="good") as other:
             assert other.wait(timeout=LONG_S) and other.step == 3
             assert same_bits(weights_of(other._module), good)
         with pytest.raises(ballast.Rejected, match="no version of the name 'bad'"):
-            ballast.follow(perceptron(3), server=one.server, run=run, at="bad")
+            ballast.follow(perceptron(3), server=some.server, run=run, at="bad")
 
 
-def test_names_are_listed_replaced_and_let_go(one: Daemon) -> None:
+def test_names_are_listed_replaced_and_let_go(some: Daemons) -> None:
     trained = perceptron(1)
-    with optimizer_of(trained, one, "tags-listed", follow=TAGGED) as optimizer:
+    with optimizer_of(trained, some, "tags-listed", follow=TAGGED) as optimizer:
         train(trained, optimizer, 1)
         assert optimizer.tags() == {}
         optimizer.tag("best")
@@ -76,12 +76,12 @@ def test_names_are_listed_replaced_and_let_go(one: Daemon) -> None:
         optimizer.untag("best")
         with pytest.raises(ballast.Rejected, match="names: 'last'"):
             optimizer.untag("best")
-        for version in ballast.Subscriber(one.server, "tags-listed", at="last"):
+        for version in ballast.Subscriber(some.server, "tags-listed", at="last"):
             assert version.tag == "last" and version.step == 2
             assert same_bits(list(version.tensors.values()), weights_of(trained))
             break
         train(trained, optimizer, 1)
-        with ballast.Subscriber(one.server, "tags-listed") as reader:
+        with ballast.Subscriber(some.server, "tags-listed") as reader:
             versions = iter(reader)
             assert next(versions).step == 3
             reader.rollback("last")
@@ -93,9 +93,9 @@ def test_names_are_listed_replaced_and_let_go(one: Daemon) -> None:
             assert same_bits(list(newest.tensors.values()), weights_of(trained))
 
 
-def test_a_run_that_keeps_none_and_a_step_that_is_open_say_so(one: Daemon) -> None:
+def test_a_run_that_keeps_none_and_a_step_that_is_open_say_so(some: Daemons) -> None:
     trained = perceptron(1)
-    with optimizer_of(trained, one, "tags-none", follow=True) as optimizer:
+    with optimizer_of(trained, some, "tags-none", follow=True) as optimizer:
         train(trained, optimizer, 1)
         with pytest.raises(ballast.Rejected, match="has no follow.tags"):
             optimizer.tag("good")

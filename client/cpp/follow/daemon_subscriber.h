@@ -53,6 +53,8 @@ class DaemonSubscriber final : public HeldSubscriber {
 
   Standing standing() const override { return exchange_.standing(); }
   void Seek(std::optional<uint64_t> from, uint64_t every) override;
+  void SeekTag(const std::string& tag) override;
+  absl::StatusOr<v1::ListVersionsResponse> VersionsFor(const std::string& tag) override;
   absl::StatusOr<Timeline> Now() override;
   void EndVersion() override;
 

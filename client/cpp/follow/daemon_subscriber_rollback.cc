@@ -23,6 +23,13 @@ absl::Status DaemonSubscriber::Rollback(const std::string& tag) {
   return absl::OkStatus();
 }
 
+void DaemonSubscriber::SeekTag(const std::string& tag) { Turn({.tag = tag}, /*declines=*/true); }
+
+absl::StatusOr<v1::ListVersionsResponse> DaemonSubscriber::VersionsFor(const std::string& tag) {
+  if (auto s = CheckNameable(subscription_, tag); !s.ok()) return s;
+  return ListVersions(*connection_, subscription_.run_id);
+}
+
 // What is offered, or else what is here, says of which generation the step is.
 void DaemonSubscriber::Seek(std::optional<uint64_t> from, uint64_t every) {
   Wish wish{.tag = "", .every = every};

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "absl/status/statusor.h"
 
@@ -33,6 +34,10 @@ class HeldSubscriber : public Subscriber {
   // No version before the step `from` is wanted any more, of the generation of what is offered, or else of what is here; and
   // none nearer to the last than `every`. What is offered is given up, and the daemon asked anew.
   virtual void Seek(std::optional<uint64_t> from, uint64_t every) = 0;
+  // The version of this name is wanted alone, until Seek. What is offered is given up.
+  virtual void SeekTag(const std::string& tag) = 0;
+  // The run's versions, for who goes to the one of this name. Errors as from Rollback, but for what is listed.
+  virtual absl::StatusOr<v1::ListVersionsResponse> VersionsFor(const std::string& tag) = 0;
 
   // What versions that are made now are of. Without an epoch: none is known.
   struct Timeline {

@@ -25,9 +25,8 @@
 // Errors: absl::Status with the daemon's code and message, and then every Next returns it. NOT_FOUND: there is no such
 // run, or it was deleted. FAILED_PRECONDITION: it has no RunSpec.follow, not that average or format, or no weights yet; or
 // the daemons that are named are not all of the run's. INVALID_ARGUMENT: this client knows no such format, or two options
-// exclude each other. UNIMPLEMENTED: the daemon is older than this; or names of versions of a run on several daemons
-// (client/cpp/parts/parts_subscriber.h). RESOURCE_EXHAUSTED: it has as many readers as it takes, or there is no
-// memory for its weights. DATA_LOSS, INTERNAL: what comes is damaged, or out of order, again and again. UNAVAILABLE: the
+// exclude each other. UNIMPLEMENTED: the daemon is older than this. RESOURCE_EXHAUSTED: it has as many readers as it
+// takes, or there is no memory for its weights. DATA_LOSS, INTERNAL: what comes is damaged, or out of order, again and again. UNAVAILABLE: the
 // daemon cannot be reached. CANCELLED: Close was called.
 #pragma once
 

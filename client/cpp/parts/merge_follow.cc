@@ -20,6 +20,8 @@ v1::FollowStatus MergeFollow(absl::Span<const v1::RunStatus> statuses) {
     if (!follow.has_newest()) whole.clear_newest();
     if (whole.has_newest()) whole.mutable_newest()->set_step(std::min(whole.newest().step(), follow.newest().step()));
     whole.set_readers(std::max(whole.readers(), follow.readers()));
+    whole.set_tags(std::max(whole.tags(), follow.tags()));
+    whole.set_tag_bytes(whole.tag_bytes() + follow.tag_bytes());
     whole.set_version_bytes(whole.version_bytes() + follow.version_bytes());
     whole.set_change_bytes(whole.change_bytes() + follow.change_bytes());
     whole.set_behind_seconds(std::max(whole.behind_seconds(), follow.behind_seconds()));

@@ -126,6 +126,12 @@ class PartsClient final : public Client {
   absl::Status CheckAllHave(const std::string& run_id, uint64_t step);
   void Undo(const std::string& run_id, const std::vector<absl::StatusOr<v1::CreateRunResponse>>& made);
 
+  // --- versions with names (parts_client_tags.cc)
+  absl::StatusOr<std::vector<v1::ListVersionsResponse>> VersionsOfParts(const std::string& run_id) const;
+  // As OrdersOfTag (part_tags.h). `given`: by part, whether it has the name by now; ABORTED: the run has gone on.
+  absl::StatusOr<v1::TagVersionResponse> TagOnce(const v1::TagVersionRequest& request, uint64_t ahead,
+                                                 std::vector<bool>* given);
+
   // --- weights (parts_client_weights.cc)
   absl::StatusOr<PartPlacement::Place> PlaceOf(const char* call, uint32_t tensor) const;
   static std::vector<Shards> SplitShards(const PartPlacement& placement, const Shards& shards);

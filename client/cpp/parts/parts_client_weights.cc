@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "client/cpp/parts/for_all.h"
+#include "client/cpp/parts/part_tags.h"
 #include "client/cpp/parts/parts_client.h"
 
 namespace ballast {
@@ -152,6 +153,28 @@ absl::Status PartsClient::PullState(const std::string& run_id, absl::Span<const 
                    });
 }
 
+absl::Status PartsClient::PullVersion(const v1::PullRequest& request,
+                                      const std::function<absl::Status(const ServedPiece&)>& sink) {
+  if (!request.version().has_tag()) {
+    return absl::InvalidArgumentError("PullVersion of a run on several daemons wants a version by its name");
+  }
+  const auto lists = VersionsOfParts(request.run_id());
+  if (!lists.ok()) return lists.status();
+  const auto ids = FindTag(*lists, names_, request.version().tag());
+  if (!ids.ok()) return ids.status();
+  const std::vector<uint32_t> tensors(request.tensors().begin(), request.tensors().end());
+  const std::vector<uint64_t> digests(request.digests().begin(), request.digests().end());
+  return PullParts(request.run_id(), tensors, digests, {},
+                   [&](uint32_t part, const Picked& picked, const std::vector<uint32_t>& numbers, absl::Mutex* mu) {
+                     v1::PullRequest own;
+                     own.set_run_id(request.run_id());
+                     *own.mutable_version()->mutable_id() = (*ids)[part];
+                     own.mutable_tensors()->Add(picked.tensors.begin(), picked.tensors.end());
+                     own.mutable_digests()->Add(picked.digests.begin(), picked.digests.end());
+                     return daemons_[part]->PullVersion(own, Renamed(numbers, sink, mu));
+                   });
+}
+
 absl::StatusOr<PartPlacement::Place> PartsClient::PlaceOf(const char* call, uint32_t tensor) const {
   if (!attached_) return NotAttached(call);
   if (tensor < whole_.placement.tensors()) return whole_.placement[tensor];
@@ -167,28 +190,6 @@ absl::Status PartsClient::BindWeights(uint32_t tensor, void* destination, uint64
 absl::Status PartsClient::BindServed(uint32_t tensor, void* codes, uint64_t bytes, absl::Span<float> scales) {
   const auto place = PlaceOf("BindServed", tensor);
   return place.ok() ? daemons_[place->part]->BindServed(place->index, codes, bytes, scales) : place.status();
-}
-
-// Readers that follow put the newest versions of the parts together; nobody does so with names.
-static absl::Status NoVersions(const std::string& run_id) {
-  return absl::UnimplementedError(
-      absl::StrCat("run '", run_id, "' is on several daemons, which keep no versions by name, and list none: ",
-                   "follow the newest, or give the run to one daemon"));
-}
-
-absl::StatusOr<v1::TagVersionResponse> PartsClient::TagVersion(const v1::TagVersionRequest& request) {
-  return NoVersions(request.run_id());
-}
-
-absl::Status PartsClient::UntagVersion(const std::string& run_id, const std::string&) { return NoVersions(run_id); }
-
-absl::StatusOr<v1::ListVersionsResponse> PartsClient::ListVersions(const std::string& run_id) {
-  return NoVersions(run_id);
-}
-
-absl::Status PartsClient::PullVersion(const v1::PullRequest& request,
-                                      const std::function<absl::Status(const ServedPiece&)>&) {
-  return NoVersions(request.run_id());
 }
 
 }  // namespace ballast

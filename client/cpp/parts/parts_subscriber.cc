@@ -10,38 +10,33 @@
 #include "client/cpp/follow/incoming_version.h"
 #include "client/cpp/parts/for_all.h"
 #include "client/cpp/parts/merge.h"
+#include "client/cpp/parts/part_tags.h"
 #include "client/cpp/parts/server_list.h"
 
 namespace ballast {
-namespace {
-
-absl::Status CheckForParts(const SubscribeOptions& subscription) {
-  if (subscription.tag.empty()) return absl::OkStatus();
-  return absl::UnimplementedError(absl::StrCat(
-      "version '", subscription.tag, "' of run '", subscription.run_id,
-      "', which is on several daemons, cannot be followed: its daemons keep no versions by name; follow it "
-      "without one"));
-}
-
-}  // namespace
+namespace {}  // namespace
 
 absl::StatusOr<std::unique_ptr<Subscriber>> PartsSubscriber::Open(ClientOptions options,
                                                                   const SubscribeOptions& subscription) {
-  if (auto s = CheckForParts(subscription); !s.ok()) return s;
   auto servers = SplitServers(options.server);
   if (!servers.ok()) return servers.status();
   const auto changes = std::make_shared<ChangeSignal>();
+  SubscribeOptions of_parts = subscription;
+  of_parts.tag.clear();
   auto opened = AllOrError(ForAll(static_cast<uint32_t>(servers->size()),
                                   [&](uint32_t part) {
                                     ClientOptions own = options;
                                     own.server = (*servers)[part];
-                                    return DaemonSubscriber::OpenHeld(std::move(own), subscription, changes);
+                                    return DaemonSubscriber::OpenHeld(std::move(own), of_parts, changes);
                                   }),
                            *servers);
   if (!opened.ok()) return opened.status();
   std::vector<std::unique_ptr<HeldSubscriber>> parts;
   for (auto& part : *opened) parts.push_back(std::move(part));
-  return Of(std::move(parts), *std::move(servers), subscription.every, changes);
+  auto made = Of(std::move(parts), *std::move(servers), subscription.every, changes);
+  if (!made.ok() || subscription.tag.empty()) return made;
+  if (auto s = (*made)->Rollback(subscription.tag); !s.ok()) return s;
+  return made;
 }
 
 absl::StatusOr<std::unique_ptr<PartsSubscriber>> PartsSubscriber::Of(std::vector<std::unique_ptr<HeldSubscriber>> parts,
@@ -76,8 +71,32 @@ void PartsSubscriber::Close() {
 }
 
 absl::Status PartsSubscriber::Rollback(const std::string& tag) {
-  return absl::UnimplementedError(absl::StrCat("going to version '", tag, "' of run '", spec_.run_id(),
-                                               "', which is on several daemons: they keep no versions by name"));
+  const auto lists = AllOrError(
+      ForAll(static_cast<uint32_t>(parts_.size()), [&](uint32_t p) { return parts_[p]->VersionsFor(tag); }), names_);
+  if (!lists.ok()) return lists.status();
+  auto ids = FindTag(*lists, names_, tag);
+  if (!ids.ok()) return ids.status();
+  {
+    absl::MutexLock turning(&turning_);
+    absl::MutexLock lock(&mu_);
+    agreed_ = *std::move(ids);
+    tagged_ = tag;
+    resumed_ = false;
+    for (const auto& part : parts_) part->SeekTag(tag);
+  }
+  changes_->Notify();
+  return absl::OkStatus();
+}
+
+void PartsSubscriber::Resume() {
+  {
+    absl::MutexLock lock(&mu_);
+    if (!tagged_) return;
+    tagged_.reset();
+    agreed_.reset();
+    resumed_ = true;
+  }
+  changes_->Notify();
 }
 
 PartsSubscriber::Standings PartsSubscriber::Look() const {
@@ -197,6 +216,7 @@ FollowedVersion PartsSubscriber::HandOut() {
     handed_ = std::exchange(agreed_, std::nullopt);
     for (const v1::VersionId& id : *handed_) generations.push_back(id.generation());
     whole.step = handed_->front().step();
+    whole.tag = tagged_.value_or("");
   }
   whole.generation = MergeGenerations(generations);
   for (uint32_t p = 0; p < parts_.size(); ++p) {

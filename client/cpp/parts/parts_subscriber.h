@@ -9,7 +9,8 @@
 // - FollowedVersion: `generation` is another one whenever a daemon's is; `skipped` is that of the part that missed most, and
 //   `closed_unix_s` of the daemon that closed the step last. `base_step` is there where all parts came as changes.
 // - Memory: all weights once, over the parts; and while they wait, what each part's version changes, at most twice its weights.
-// - UNIMPLEMENTED: `tag` and Rollback. INVALID_ARGUMENT: the list of servers. FAILED_PRECONDITION: they do not have
+// - A version that has a name is its parts' versions of that name, if they were named together (part_tags.h): each comes whole,
+//   and nothing is negotiated until Resume. INVALID_ARGUMENT: the list of servers. FAILED_PRECONDITION: they do not have
 //   the parts of one run, in this order.
 //
 // Threads: as subscriber.h says. A thread of its own watches what the parts offer, and asks their daemons.
@@ -54,7 +55,7 @@ class PartsSubscriber final : public Subscriber {
   absl::StatusOr<uint64_t> CountChanged(uint32_t tensor) const override;
   absl::Status ReadChanged(uint32_t tensor, absl::Span<int64_t> places, absl::Span<std::byte> values) const override;
   absl::Status Rollback(const std::string& tag) override;
-  void Resume() override {}  // it has gone to no version
+  void Resume() override;
   void Close() override;
 
  private:
@@ -98,6 +99,7 @@ class PartsSubscriber final : public Subscriber {
   absl::Time Settle();
   absl::Time RelaxLater(const std::vector<VersionNegotiation::Standing>& standings);
   absl::Time Ask(const std::vector<VersionNegotiation::Standing>& standings);
+  bool is_tagged() const;
   // last: handed out.
   static std::vector<VersionNegotiation::Standing> StandingsOf(const Standings& seen, const std::optional<Ids>& last);
   void Tell(const std::vector<VersionNegotiation::Order>& orders);
@@ -119,7 +121,10 @@ class PartsSubscriber final : public Subscriber {
   Patience patience_;
   std::optional<Ids> seen_handed_ = {};
 
+  absl::Mutex turning_ ABSL_ACQUIRED_BEFORE(mu_);  // while parts are told where to go
   mutable absl::Mutex mu_;
+  std::optional<std::string> tagged_ ABSL_GUARDED_BY(mu_);  // the name of the version that it has gone to
+  bool resumed_ ABSL_GUARDED_BY(mu_) = false;               // parts are to be told
   std::optional<Ids> agreed_ ABSL_GUARDED_BY(mu_);
   std::optional<Ids> handed_ ABSL_GUARDED_BY(mu_);  // out last
   std::thread thread_;

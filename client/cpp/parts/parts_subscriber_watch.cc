@@ -45,17 +45,30 @@ std::vector<VersionNegotiation::Standing> PartsSubscriber::StandingsOf(const Sta
   return standings;
 }
 
+bool PartsSubscriber::is_tagged() const {
+  absl::MutexLock lock(&mu_);
+  return tagged_.has_value();
+}
+
 void PartsSubscriber::Tell(const std::vector<VersionNegotiation::Order>& orders) {
+  absl::MutexLock turning(&turning_);
+  if (is_tagged()) return;
   for (const auto& order : orders) parts_[order.part]->Seek(order.from, order.every);
   if (!orders.empty()) patience_.OnTold(absl::Now());
 }
 
 absl::Time PartsSubscriber::Settle() {
   std::optional<Ids> common, last;
+  bool resumed = false;
   {
     absl::MutexLock lock(&mu_);  // one moment's: what is handed out in between would be agreed on again
+    if (tagged_) return absl::InfiniteFuture();
     common = agreed_;
     last = handed_;
+    resumed = std::exchange(resumed_, false);
+  }
+  if (resumed) {
+    for (size_t p = 0; p < parts_.size(); ++p) Tell({negotiation_.GoOn(p)});
   }
   if (last && !(seen_handed_ && std::equal(last->begin(), last->end(), seen_handed_->begin(), IsSameVersion))) {
     seen_handed_ = last;
@@ -65,7 +78,7 @@ absl::Time PartsSubscriber::Settle() {
   if (common) {
     if (Stands(standings, *common)) return absl::InfiniteFuture();
     absl::MutexLock lock(&mu_);
-    if (!agreed_) return absl::Now();  // it was handed out just now
+    if (!agreed_ || tagged_) return absl::Now();  // it was handed out just now, or is another one
     agreed_.reset();
   }
   if (VersionNegotiation::HasNew(standings)) patience_.OnNew(absl::Now());
@@ -103,6 +116,7 @@ absl::Time PartsSubscriber::Ask(const std::vector<VersionNegotiation::Standing>&
   for (const auto& part : standings) common.push_back(part.offered ? *part.offered : *part.here);
   {
     absl::MutexLock lock(&mu_);
+    if (tagged_) return absl::InfiniteFuture();
     agreed_ = std::move(common);
   }
   changes_->Notify();

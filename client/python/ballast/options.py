@@ -106,8 +106,7 @@ class RunOptions(TypedDict, total=False):
     journal_steps: with a journal, how many closed steps may wait for the disk before the next one does, at most 10,000. None: 16.
     follow: True, or a ballast.Follow(every, readers, ...): evaluators and inference engines may keep up with the run's weights, by
         ballast.follow, ballast.Subscriber or `ballastctl follow`. A run that was begun without, or with
-        another, has this one from the time on when its trainer is started with it, and its snapshots go then. Of a run on several
-        daemons without tags and averages.
+        another, has this one from the time on when its trainer is started with it, and its snapshots go then.
     ema: decays of exponential moving averages of the weights, at most four, as [0.999, 0.9999]: the daemon keeps them, 3 bytes
         a parameter each, and moves them at each step that is applied, as torch.optim.swa_utils.AveragedModel does with
         get_ema_multi_avg_fn. See Optimizer.average and Optimizer.averaged. For the whole life of a run.

@@ -72,6 +72,19 @@ class FakePart final : public HeldSubscriber {
     absl::MutexLock lock(&mu_);
     now_.generation = generation;
   }
+  // It has a version by this name.
+  void Name(const std::string& tag, const v1::VersionId& id, uint64_t mark) {
+    absl::MutexLock lock(&mu_);
+    v1::TaggedVersion* const named = versions_.add_tags();
+    named->set_name(tag);
+    *named->mutable_id() = id;
+    named->set_mark(mark);
+  }
+  // Whose version it was told to go to, last.
+  std::string sought_tag() const {
+    absl::MutexLock lock(&mu_);
+    return sought_tag_;
+  }
   // What it was told last, once it was.
   Sought AwaitSought() {
     absl::MutexLock lock(&mu_);
@@ -90,6 +103,17 @@ class FakePart final : public HeldSubscriber {
       if (standing_.offered) standing_.waits = comes_whole_ = false;
       standing_.offered.reset();
     });
+  }
+  void SeekTag(const std::string& tag) override {
+    Change([&] {
+      sought_tag_ = tag;
+      if (standing_.offered) standing_.waits = comes_whole_ = false;
+      standing_.offered.reset();
+    });
+  }
+  absl::StatusOr<v1::ListVersionsResponse> VersionsFor(const std::string&) override {
+    absl::MutexLock lock(&mu_);
+    return versions_;
   }
   absl::StatusOr<Timeline> Now() override {
     absl::MutexLock lock(&mu_);
@@ -167,6 +191,8 @@ class FakePart final : public HeldSubscriber {
   Standing standing_;
   Timeline now_;
   std::optional<Sought> sought_;
+  std::string sought_tag_;
+  v1::ListVersionsResponse versions_;
   std::optional<FollowedVersion> version_;
   std::optional<absl::Status> failure_;
   bool comes_whole_ = false, amends_ = false, respecified_ = false;

@@ -270,14 +270,6 @@ TEST(PartsFollowDaemonsTest, WhatCannotBeFollowedIsRefusedByName) {
       HasSubstr("run 'dozen' at " + a + " cannot be followed in format 'bf16': readers may follow it as it is served"));
   RealDaemon relay(RelayOf(a, {"dozen"}));
   EXPECT_THAT(refused(relay.address()), HasSubstr("is on several daemons, and a relay has runs of one"));
-  const auto created = [&](const auto& set) {
-    v1::RunSpec spec = DozenTensors();
-    spec.set_run_id("other");
-    set(&spec);
-    return std::string(OpenClient(daemons.addresses())->CreateRun(spec).status().message());
-  };
-  EXPECT_THAT(created([](v1::RunSpec* spec) { spec->mutable_follow()->set_tags(1); }),
-              HasSubstr("follow.tags is set, and the run is on several daemons"));
   EXPECT_THAT(
       std::string(Subscriber::Open({.server = a + "," + b}, {.run_id = "dozen", .average = 0.9}).status().message()),
       HasSubstr("run 'dozen' at " + a + " has no average with the decay 0.9 that may be followed"));

@@ -256,14 +256,44 @@ TEST_F(PartsSubscriberTest, CloseEndsANextThatWaits) {
   EXPECT_TRUE(reader_->Await(0));
 }
 
-TEST_F(PartsSubscriberTest, NamesAreRefusedByName) {
-  EXPECT_EQ(reader_->Rollback("best").code(), absl::StatusCode::kUnimplemented);
-  const auto refused = [](const SubscribeOptions& subscription) {
-    return std::string(Subscriber::Open({.server = "a:1,b:2"}, subscription).status().message());
-  };
-  EXPECT_THAT(refused({.run_id = "r", .tag = "best"}), HasSubstr("version 'best' of run 'r', which is on several"));
+TEST_F(PartsSubscriberTest, AListThatNamesADaemonTwiceIsRefused) {
   EXPECT_THAT(std::string(Subscriber::Open({.server = "a:1,a:1"}, {.run_id = "r"}).status().message()),
               HasSubstr("named twice"));
+}
+
+TEST_F(PartsSubscriberTest, ANamedVersionIsHandedOutAndStaysUntilResume) {
+  Begin(3);
+  EXPECT_EQ(reader_->Rollback("good").code(), absl::StatusCode::kNotFound);
+  for (FakePart* part : parts_) part->Name("good", PartVersionId(2), /*mark=*/7);
+  ASSERT_EQ(reader_->Rollback("good"), absl::OkStatus());
+  for (FakePart* part : parts_) EXPECT_EQ(part->sought_tag(), "good");
+  parts_[0]->OfferWhole(PartVersionId(2));
+  parts_[1]->OfferWhole(PartVersionId(2));
+  EXPECT_TRUE(HasNone());  // it lets them write
+  EXPECT_FALSE(reader_->readable());
+  for (FakePart* part : parts_) part->Arrive(PartVersionId(2));
+  const FollowedVersion version = Next();
+  EXPECT_EQ(version.tag, "good");
+  EXPECT_EQ(version.step, 2u);
+  EXPECT_THAT(Steps(), ElementsAre(2, 2));
+  EXPECT_TRUE(HasNone());
+  reader_->Resume();
+  for (FakePart* part : parts_) EXPECT_FALSE(part->AwaitSought().from);
+  for (FakePart* part : parts_) part->Offer(PartVersionId(4));
+  const FollowedVersion newest = Next();
+  EXPECT_EQ(newest.step, 4u);
+  EXPECT_THAT(newest.tag, IsEmpty());
+}
+
+TEST_F(PartsSubscriberTest, WhatWasNamedByHalvesIsRefused) {
+  Begin(3);
+  parts_[0]->Name("good", PartVersionId(2), /*mark=*/7);
+  parts_[1]->Name("good", PartVersionId(2), /*mark=*/8);
+  const absl::Status refused = reader_->Rollback("good");
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("b:2 another"));
+  for (FakePart* part : parts_) part->Offer(PartVersionId(4));
+  EXPECT_EQ(Next().step, 4u);
 }
 
 }  // namespace

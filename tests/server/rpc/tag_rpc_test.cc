@@ -7,35 +7,16 @@
 
 #include "absl/strings/str_cat.h"
 
-#include "ballast/v1/follow.grpc.pb.h"
 #include "tests/server/captured_log.h"
-#include "tests/server/rpc/rpc_fixture.h"
-#include "tests/server/storage/temporary_folder.h"
+#include "tests/server/rpc/tag_fixture.h"
 
 namespace ballast::testing {
 namespace {
 
 using ::testing::HasSubstr;
 
-class TagRpcTest : public RpcTest {
+class TagRpcTest : public TagFixture {
  protected:
-  void SetUp() override { Start(DefaultConfig()); }
-  void Start(const Config& config) {
-    server_.reset();
-    StartServer(config);
-    follow_ = v1::FollowService::NewStub(channel_);
-  }
-  void StartWithStorage() {
-    Config config = DefaultConfig();
-    config.storage.dir = folder_.path();
-    Start(config);
-  }
-  static v1::RunSpec Tagged(const std::string& serving = "", uint32_t tags = 3) {
-    v1::RunSpec spec = SmallSpec();
-    spec.mutable_follow()->set_tags(tags);
-    if (!serving.empty()) spec.mutable_groups(0)->set_serving(serving);
-    return spec;
-  }
   grpc::Status Tag(const std::string& name, v1::TagVersionResponse* response = nullptr, bool replace = false,
                    std::optional<uint64_t> step = {}) {
     v1::TagVersionRequest request;
@@ -54,15 +35,6 @@ class TagRpcTest : public RpcTest {
     v1::UntagVersionResponse answer;
     grpc::ClientContext context;
     return follow_->UntagVersion(&context, request, &answer);
-  }
-  v1::ListVersionsResponse Versions() {
-    v1::ListVersionsRequest request;
-    request.set_run_id("r1");
-    v1::ListVersionsResponse answer;
-    grpc::ClientContext context;
-    const grpc::Status s = follow_->ListVersions(&context, request, &answer);
-    EXPECT_TRUE(s.ok()) << s.error_message();
-    return answer;
   }
   static v1::PullRequest PullOf(const std::string& tag) {
     v1::PullRequest request;
@@ -128,14 +100,8 @@ class TagRpcTest : public RpcTest {
     v1::DeleteRunResponse response;
     return admin_->DeleteRun(&context, request, &response);
   }
-  std::string Refused(const grpc::Status& status, grpc::StatusCode code) {
-    EXPECT_EQ(status.error_code(), code) << status.error_message();
-    return status.error_message();
-  }
 
   CapturedLog log_;
-  TemporaryFolder folder_;
-  std::unique_ptr<v1::FollowService::Stub> follow_;
 };
 
 TEST_F(TagRpcTest, ANameIsOfTheLastClosedStepAndStays) {
@@ -199,13 +165,7 @@ TEST_F(TagRpcTest, ANewDaemonHasThoseOnTheDisk) {
   ASSERT_TRUE(Tag("good").ok());
   Step(&t, 2);
   const v1::TaggedVersion before = Versions().tags(0);
-  v1::CheckpointRequest request;
-  request.set_run_id("r1");
-  grpc::ClientContext context;
-  v1::CheckpointResponse response;
-  ASSERT_TRUE(admin_->Checkpoint(&context, request, &response).ok());
-  t.wire.reset();
-  StartWithStorage();
+  StartAnew(&t);
   ASSERT_EQ(Versions().tags_size(), 1);
   EXPECT_EQ(Versions().tags(0).SerializeAsString(), before.SerializeAsString());
   ExpectIs("good", then);
