@@ -84,6 +84,21 @@ def test_impossible_formats_are_refused(formats: Any, message: str, make: Make) 
         make(ballast.AdamW, layered(seed=1).parameters(), formats=formats)
 
 
+def test_a_pattern_takes_its_tensors_out_of_what_the_group_travels_in(make: Make, run: str) -> None:
+    model = layered(seed=1)
+    whole = {"serving": None, "gradient_dtype": None}
+    narrow = {"serving": "fp8-e4m3", "gradient_dtype": "fp8-e5m2"}
+    optimizer = make(
+        ballast.AdamW, model.named_parameters(), formats={"*.bias": whole, "0.*": {"master": None}}, **narrow
+    )
+    optimizer.connect()
+    spec = optimizer._membership.connected().get_run(run)["spec"]
+    groups = {tensor["name"]: spec["groups"][tensor["group"]] for tensor in spec["tensors"]}
+    travel = {name: (group["serving"], group["gradient"]) for name, group in groups.items()}
+    assert travel == {name: ("", "") if "bias" in name else ("fp8-e4m3", "fp8-e5m2") for name in groups}
+    assert {group["master"] for group in groups.values()} == {"split24"}
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("serving", ["int8-row", "int8-tensor", "fp8-e4m3"])
 def test_narrow_weights_land_decoded(serving: str, dtype: torch.dtype, make: Make) -> None:

@@ -11,6 +11,9 @@ from ballast.errors import Rejected
 from ballast.options import ALIASES, FORMATS, MASTERS, check_option, format_values
 from ballast.parameters import NamedParameter
 
+# What a tensor travels in: None is a choice, of the parameter's dtype.
+_TRAVELS = ("serving", "gradient_dtype")
+
 
 @dataclass(frozen=True)
 class WireGroup:
@@ -33,7 +36,7 @@ class Grouping:
 
 class FormatRules:
     """{pattern: {option: value}}: a tensor has the formats of the first pattern that matches its name, and those of its
-    param_group where no pattern matches or the pattern does not say."""
+    param_group where no pattern matches or the pattern does not say; "serving": None and "gradient_dtype": None say."""
 
     def __init__(self, given: Mapping[str, Mapping[str, Any]] | None):
         self._rules: list[tuple[str, dict[str, Any]]] = []
@@ -79,7 +82,7 @@ def _resolve(pattern: str, options: Mapping[str, Any]) -> dict[str, Any]:
         if option not in FORMATS and option not in ALIASES:
             raise Rejected(f"{option}={value!r}{where}: it may have {', '.join((*FORMATS, *ALIASES))}")
         check_option(option, value, where)
-    resolved = {option: options[option] for option in FORMATS if options.get(option) is not None}
+    resolved = {o: value for o, value in options.items() if o in _TRAVELS or (o in FORMATS and value is not None)}
     if "master_weight_bits" in options:
         resolved.setdefault("master", MASTERS[options["master_weight_bits"]])
     if "state_dtype" in options:
