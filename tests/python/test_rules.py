@@ -121,6 +121,19 @@ def test_decouple_lr_decays_by_the_share_of_the_peak(make: Make) -> None:
     torch.testing.assert_close(weight, before * (1 - 0.5 * 0.25))
 
 
+def test_decouple_lr_needs_a_peak(make: Make) -> None:
+    """Decay would follow lr, once a schedule has raised it."""
+    with pytest.raises(ballast.Rejected, match="decouple_lr=True of a group that begins with lr=0.*give lr_peak="):
+        make(ballast.AdamW, layered(seed=1).parameters(), lr=0.0, decouple_lr=True)
+    optimizer = make(ballast.AdamW, layered(seed=1).parameters(), lr=0.0, decouple_lr=True, lr_peak=0.01)
+    assert optimizer.param_groups[0]["lr_peak"] == 0.01
+    model = layered(seed=1)
+    for bias in (model[0].bias, model[1].bias, model[2].bias):  # a group of AdamW's own, with nothing to train
+        bias.requires_grad_(False)
+    muon = make(ballast.Muon, model.named_parameters(), decouple_lr=True)
+    assert [group["lr_peak"] for group in muon.param_groups] == [1e-3, None]
+
+
 def test_decouple_lr_needs_a_decoupled_decay(make: Make) -> None:
     for kind in (ballast.Adam, ballast.SGD, ballast.CollageLight):
         with pytest.raises(ballast.Rejected, match="decouple_lr and lr_peak.*decoupled weight decay"):

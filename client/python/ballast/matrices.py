@@ -34,7 +34,8 @@ def split_group(group: Mapping[str, Any], patterns: Sequence[str], given: int) -
     matrices = {**group, "params": [(name, p) for name, p in entries if id(p) not in apart]}
     beside = {**group, "params": [(name, p) for name, p in entries if id(p) in apart], "rule": ADAMW}
     if not any(p.requires_grad for _, p in beside["params"]):
-        beside.setdefault("lr", 0.0)  # there is nothing to train
+        if "lr" not in beside:  # there is nothing to train
+            beside = {"decouple_lr": False, **beside, "lr": 0.0}
     return [part for part in (matrices, beside) if part["params"]] or [dict(group)]
 
 

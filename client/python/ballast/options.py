@@ -346,7 +346,9 @@ def complete_group(given: Mapping[str, Any], defaults: Mapping[str, Any], rule: 
     if isinstance(group["params"], set):
         raise Rejected("'params' is a set, whose order changes between runs: give a list")
     check_group(group, rule)
-    if group["decouple_lr"] and group["lr_peak"] is None and float(group["lr"]) > 0:
+    if group["decouple_lr"] and group["lr_peak"] is None:
+        if float(group["lr"]) == 0:
+            raise Rejected("decouple_lr=True of a group that begins with lr=0, which is no peak: give lr_peak=")
         group["lr_peak"] = float(group["lr"])
     return group
 
@@ -376,10 +378,8 @@ def hyper_values(group: Mapping[str, Any], rule: Rule) -> dict[str, float]:
 
 def format_values(group: Mapping[str, Any]) -> dict[str, Any]:
     """The FORMATS of a group, the aliases resolved."""
-    values = {option: group[option] for option in FORMATS}
-    values["master"] = values["master"] or MASTERS[group["master_weight_bits"]]
-    values["state"] = values["state"] or group["state_dtype"]
-    return values
+    master, state = group["master"] or MASTERS[group["master_weight_bits"]], group["state"] or group["state_dtype"]
+    return {**{option: group[option] for option in FORMATS}, "master": master, "state": state}
 
 
 def check_scales(scales: Mapping[str, float], names: Sequence[str]) -> None:
