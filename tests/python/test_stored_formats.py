@@ -62,6 +62,36 @@ def test_narrower_formats_round_what_there_is_and_every_rank_follows(adamw: Adam
     assert result is not None and result.applied and result.step == 5
 
 
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("serving", "then"), [("int8-row", None), (None, "fp8-e4m3"), ("fp8-e4m3", "int8-tensor")])
+def test_weights_are_served_otherwise(adamw: AdamW, serving: Any, then: Any, dtype: torch.dtype, world: int) -> None:
+    """Every rank has what the step before has brought, until the next one brings what is served since."""
+    models = [layered(seed=1, dtype=dtype) for _ in range(world)]
+    ranks = [
+        adamw(model.named_parameters(), **OPTIONS, serving=serving, rank=rank, world=world)
+        for rank, model in enumerate(models)
+    ]
+
+    def go_on(rank: int) -> None:
+        fit(models[rank], ranks[rank])
+        ranks[rank].param_groups[0]["serving"] = then
+        fit(models[rank], ranks[rank])
+
+    side_by_side(world, go_on)
+    assert ranks[0].last_result is not None and ranks[0].last_result.applied
+    assert [int(state["step"]) for state in stored(ranks[0]).values()] == [2] * 6
+    landed = weights_of(models[0])
+    for rank, model in zip(ranks, models):
+        rank.pull()
+        assert same_bits(weights_of(model), landed)
+
+
+def fit(model: torch.nn.Module, optimizer: ballast.AdamW) -> None:
+    model(torch.ones(2, 8, dtype=model[0].weight.dtype)).float().square().mean().backward()
+    optimizer.step()
+
+
 def test_only_one_group_is_stored_otherwise(adamw: AdamW) -> None:
     model, twin = layered(seed=1), layered(seed=1)
     optimizers = [

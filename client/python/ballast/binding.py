@@ -181,9 +181,9 @@ class Binding:
         """Whether the parameter may hold less than the daemon's weight."""
         return self.format != "fp32" or self.served_narrower
 
-    def stored_as(self, other: Binding) -> bool:
-        """Whether the daemon stores its weights as the other's."""
-        return bool(self._master == other._master)
+    def kept_as(self, other: Binding) -> bool:
+        """Whether the daemon stores and serves its weights as the other's."""
+        return bool((self._master, self._serving) == (other._master, other._serving))
 
     def is_served_of(self, master: Tensor) -> bool:
         """Whether the weights that are here are what the daemon serves of this master, fp32 in host memory."""

@@ -298,14 +298,14 @@ class Weights:
     def go_on(self, amended: Amended, brought: Replaced) -> bool:
         """Instead of settling: the weights before have made all but the added ones the same here and there, and `brought` those.
         False, and nothing is settled, where the run has other weights by now: then they are to be taken. Of tensors that
-        it stores otherwise since, which it may have rounded, its generation and step tell that."""
+        it stores or serves otherwise since, which are others here, its generation and step tell that."""
         past, added = amended.weights, amended.added
         for binding in added:
             binding.load()
         if brought.stored is not None:
             self._compare_stored(brought.stored, added)
         self._unlike |= past._unlike | brought.unlike
-        converted = [one for one, known in zip(self._bindings, past._bindings) if not one.stored_as(known)]
+        converted = [one for one, known in zip(self._bindings, past._bindings) if not one.kept_as(known)]
         raised = 1 + bool(added)  # by the amendment, and by the upload of what came
         if converted and (self.generation, self._client.step) != (past.generation + raised, amended.step):
             return False
