@@ -178,6 +178,25 @@ def test_a_rank_that_begins_with_other_weights_is_refused(daemon: Daemon, run: s
     assert side_by_side(2, trainer) == ["sent", "refused"]
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_rank_that_begins_with_weights_that_are_not_finite_is_refused(daemon: Daemon, run: str, value: float) -> None:
+    models = [perceptron(seed=1), perceptron(seed=1)]
+    with torch.no_grad():
+        models[1][2].weight[3, 4] = value
+
+    def trainer(rank: int) -> str:
+        model = models[rank]
+        with ballast.AdamW(model.named_parameters(), server=daemon.server, run=run, rank=rank, world=2):
+            if rank == 0:
+                model[0].weight.sum().backward()
+                return "sent"
+            with pytest.raises(ballast.Rejected, match="weights of '2.weight' differ from those that rank 0 uploaded"):
+                model[0].weight.sum().backward()
+            return "refused"
+
+    assert side_by_side(2, trainer) == ["sent", "refused"]
+
+
 def test_a_rank_beyond_the_world_is_refused(daemon: Daemon, run: str) -> None:
     model = perceptron(seed=1)
     with ballast.AdamW(model.named_parameters(), server=daemon.server, run=run, rank=2, world=2) as optimizer:

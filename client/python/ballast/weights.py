@@ -381,7 +381,7 @@ class Weights:
         ours = binding.landing
         if not torch.equal(ours, theirs):
             self._unlike[binding.index] = binding.digest()
-        if (ours.float() - theirs.float()).abs().max() > _STORED_ERROR * ours.float().abs().max():
+        if not (ours.float() - theirs.float()).abs().max() <= _STORED_ERROR * theirs.float().abs().max():  # or is a NaN
             raise Rejected(
                 f"the weights of '{binding.name}' differ from those that rank 0 uploaded to run "
                 f"'{self._rank.run}': make the model from the same seed or checkpoint on every rank",
