@@ -15,7 +15,7 @@ from ballast.errors import Rejected
 from ballast.gradient_staging import is_staged
 from ballast.last_seen import LastSeen
 from ballast.parameters import DTYPES, NamedParameter, check_trainable
-from ballast.served_codes import encode
+from ballast.served_codes import may_be_served
 from ballast.shard import in_parts, is_sharded, local_of, part_of, shard_of
 from ballast.weight_codes import give_weights_back
 
@@ -191,14 +191,14 @@ class Binding:
         return self.serves(self.landing, master)
 
     def serves(self, weights: Tensor, master: Tensor) -> bool:
-        """The same of other weights of the whole tensor, in the parameter's dtype and in host memory."""
+        """The same of other weights of the whole tensor, in the parameter's dtype and in host memory; or whether a run served
+        them that stored and served its tensors otherwise, and from which master and weights have come."""
         served = self._served(master, "fp32")
-        if self.served_narrower:  # int8 that was decoded to 16 bits is not encoded to the same codes again
-            decoded = encode(master, self._serving).decode(weights.dtype)
-            return served is not None and (
-                served == self._served(weights, self.format) or torch.equal(decoded, weights)
-            )
-        return served is not None and served == _core.digest(weights.data_ptr(), weights.nbytes)
+        narrower = self.served_narrower
+        own = self._served(weights, self.format) if narrower else _core.digest(weights.data_ptr(), weights.nbytes)
+        if served is not None and served == own:
+            return True
+        return any(torch.equal(one, weights) for one in may_be_served(master, weights.dtype))
 
     def feed_back_errors(self) -> None:
         """From now on what a gradient loses in its wire format is added to the next one. Nothing where that loses nothing."""
