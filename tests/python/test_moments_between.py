@@ -1,4 +1,4 @@
-"""State that goes from a run to one whose tensors are stored and served otherwise."""
+"""State that goes from a run to one of another rule, or whose tensors are stored and served otherwise."""
 
 from __future__ import annotations
 
@@ -11,8 +11,68 @@ import torch
 from torch import nn
 
 import ballast
+from test_moments import EXACT
 
 Make = Callable[..., Any]
+ADAM = {"lr": 0.01, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.1}
+
+
+# --- the bias of moments -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, ballast.AdamW], ids=["torch", "ballast"])
+def test_stable_adamw_goes_on_from_adamws_state(make: Make, run: str, kind: Any) -> None:
+    """Where gradients stay as they are, RMS_t is 1, and StableAdamW is AdamW."""
+    weight = nn.Parameter(torch.linspace(-1, 1, 64))
+    gradient = torch.linspace(0.5, 1.5, 64)
+    own = {"run": f"{run}-adamw", **EXACT} if kind is ballast.AdamW else {}
+    adamw = make(kind, [weight], **ADAM, **own) if own else kind([weight], **ADAM)
+    step(adamw, weight, gradient, 5)
+    saved, twin = copy.deepcopy(adamw.state_dict()), nn.Parameter(weight.detach().clone())
+    stable = make(ballast.StableAdamW, [twin], **ADAM, **EXACT)
+    stable.load_state_dict(saved)
+    step(stable, twin, gradient, 3)
+    step(adamw, weight, gradient, 3)
+    torch.testing.assert_close(twin, weight, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(stable.state_dict()["state"][0]["exp_avg_sq"], gradient.square())
+
+
+@pytest.mark.parametrize("kind", [ballast.AdamW, ballast.Adam])
+def test_stable_adamws_state_goes_to_others_and_back(make: Make, run: str, kind: Any) -> None:
+    weight, gradient = nn.Parameter(torch.linspace(-1, 1, 64)), torch.linspace(0.5, 1.5, 64)
+    stable = make(ballast.StableAdamW, [weight], **ADAM, **EXACT)
+    step(stable, weight, gradient, 5)
+    saved = copy.deepcopy(stable.state_dict())
+    other = make(
+        kind, [nn.Parameter(weight.detach().clone())], **{**ADAM, "weight_decay": 0.0}, run=f"{run}-2", **EXACT
+    )
+    other.load_state_dict({**saved, "param_groups": [{**saved["param_groups"][0], "weight_decay": 0.0}]})
+    moved = other.param_groups[0]["params"][0]
+    before = moved.detach().clone()
+    step(other, moved, gradient, 1)
+    torch.testing.assert_close(before - moved, torch.full((64,), 0.01), rtol=1e-3, atol=0)
+    assert "rule" not in other.param_groups[0]
+    stable.close()
+    again = make(ballast.StableAdamW, [weight], **ADAM, run=f"{run}-3", **EXACT)
+    again.load_state_dict(copy.deepcopy(other.state_dict()))
+    step(again, weight, gradient, 1)
+    torch.testing.assert_close(again.state_dict()["state"][0]["exp_avg"], gradient, rtol=1e-4, atol=0)
+
+
+def test_its_own_state_comes_back_to_stable_adamw_to_the_bit(make: Make, run: str) -> None:
+    weight = nn.Parameter(torch.linspace(-1, 1, 64))
+    stable = make(ballast.StableAdamW, [weight], **ADAM)
+    step(stable, weight, torch.linspace(0.5, 1.5, 64), 5)
+    saved = copy.deepcopy(stable.state_dict())
+    stable.close()
+    groups = [{key: value for key, value in group.items() if key != "rule"} for group in saved["param_groups"]]
+    for name, state_dict in (("a", saved), ("b", {**saved, "param_groups": groups})):  # an earlier version's
+        again = make(ballast.StableAdamW, [weight], **ADAM, run=f"{run}-{name}")
+        again.load_state_dict(copy.deepcopy(state_dict))
+        again.connect()
+        for slot, values in again.state_dict()["state"][0].items():
+            assert torch.equal(values, saved["state"][0][slot])
+        again.close()
 
 
 def step(optimizer: Any, weight: nn.Parameter, gradient: torch.Tensor, times: int) -> None:
@@ -20,6 +80,31 @@ def step(optimizer: Any, weight: nn.Parameter, gradient: torch.Tensor, times: in
         (weight * gradient).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "said"),
+    [
+        (ballast.Lion, ballast.AdamW, "holds exp_avg, and the rule adamw keeps exp_avg, exp_avg_sq"),
+        (ballast.SGD, ballast.Muon, "has 'dampening', and the rule here is muon: SGD's is a sum"),
+        (ballast.Muon, ballast.SGD, "has 'ns_steps', and the rule here is sgd: SGD's is a sum"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_what_means_something_else_to_another_rule_is_refused(
+    make: Make, run: str, one: Any, other: Any, said: str
+) -> None:
+    weight = nn.Parameter(torch.ones(8, 8))
+    options = {"lr": 0.01, **({"momentum": 0.9} if one is ballast.SGD else {})}
+    first = make(one, [weight], **options, **EXACT)
+    step(first, weight, torch.ones(8, 8), 2)
+    saved = copy.deepcopy(first.state_dict())
+    first.close()
+    with pytest.raises(ballast.Rejected, match=said):
+        make(other, [weight], lr=0.01, run=f"{run}-2", **EXACT).load_state_dict(saved)
+
+
+# --- formats -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

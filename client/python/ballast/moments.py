@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ballast.biased import as_kept
 from ballast.errors import Rejected
 from ballast.rule import Rule
 from ballast.shard import part_of
@@ -74,7 +75,8 @@ def moments_of(
     for saved, group in zip(state_dict["param_groups"], param_groups):
         for key, parameter in zip(saved["params"], group["params"]):
             moments = _read(state.pop(key, {}), key, parameter)
-            _check_slots(moments, key, rules.of(group).name)
+            _check_slots(moments, key, rules.of(group).name, saved)
+            moments = as_kept(moments, saved, rules.of(group).name)
             if moments.slots or moments.master is not None:
                 found[id(parameter)] = moments
     if state:
@@ -85,13 +87,21 @@ def moments_of(
     return found
 
 
-def _check_slots(moments: Moments, key: object, rule: str) -> None:
+def _check_slots(moments: Moments, key: object, rule: str, saved: Mapping[str, Any]) -> None:
     """Of another rule's state, as of a group that was trained by AdamW and is to be by Muon."""
     kept = slot_names(rule)
-    if not set(moments.names.values()) <= set(kept.values()):
+    if moments.slots and set(moments.names.values()) != set(kept.values()):
         raise Rejected(
             f"the state of parameter {key} holds {', '.join(moments.names.values())}, and the rule {rule} keeps "
             f"{', '.join(kept.values())}: it is of another optimizer"
+        )
+    other = {"muon": "dampening", "sgd": "ns_steps", "sgdw": "ns_steps"}.get(
+        rule
+    )  # which the other's groups have alone
+    if moments.slots and other in saved:
+        raise Rejected(
+            f"the momentum_buffer of parameter {key} was saved in a group that has '{other}', and the rule here is {rule}: SGD's is "
+            "a sum of gradients, Muon's a mean. Begin it anew: take the parameter out of the state_dict's \"state\""
         )
 
 

@@ -363,7 +363,7 @@ def loaded_group(
             f"a param_group of the state_dict has the rule {saved['rule']!r}, and that of the same place here "
             f"{rules.of(ours).name!r}: give the optimizer its groups in the order in which they were saved"
         )
-    return {**ours, **saved, **{key: ours[key] for key in lasting}}
+    return {**ours, **{key: value for key, value in saved.items() if key not in (*lasting, "rule")}}
 
 
 def hyper_values(group: Mapping[str, Any], rule: Rule) -> dict[str, float]:

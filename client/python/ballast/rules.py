@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
 
+from ballast.biased import UNBIASED
 from ballast.matrices import ADAMW, check_patterns, split_group
 from ballast.optimizer import Optimizer
 from ballast.options import RunOptions, complete_group
@@ -138,8 +139,8 @@ class StableAdamW(Optimizer):
         weight_decay: float = 1e-2,
         **options: Unpack[RunOptions],
     ):
-        values = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, Rule("stable_adamw", _ADAM_STEPS, ("eps",), decoupled=True), values, **options)
+        values = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "rule": UNBIASED}
+        super().__init__(params, Rule(UNBIASED, _ADAM_STEPS, ("eps",), decoupled=True), values, **options)
 
 
 @_documented
@@ -287,7 +288,7 @@ class _Collage(Optimizer):
         self, params: Iterable[Any], rule: str, values: dict[str, Any], state: str, options: RunOptions
     ) -> None:
         formats: RunOptions = {"master": "mcf", "state": state}
-        super().__init__(params, Rule(rule, _ADAM_STEPS, ("eps",)), values, **(formats | options))
+        super().__init__(params, Rule(rule, _ADAM_STEPS, ("eps",)), {**values, "rule": rule}, **(formats | options))
 
 
 @_documented
