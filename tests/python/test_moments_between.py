@@ -11,10 +11,13 @@ import torch
 from torch import nn
 
 import ballast
-from test_moments import EXACT
+from models import layered
+from side_by_side import side_by_side
+from test_moments import EXACT, difference, train
 
 Make = Callable[..., Any]
 ADAM = {"lr": 0.01, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.1}
+NONE = {"lr": 0.01, "momentum": 0.0}
 
 
 # --- the bias of moments -------------------------------------------------------------------------------------------------
@@ -102,6 +105,42 @@ def test_what_means_something_else_to_another_rule_is_refused(
     first.close()
     with pytest.raises(ballast.Rejected, match=said):
         make(other, [weight], lr=0.01, run=f"{run}-2", **EXACT).load_state_dict(saved)
+
+
+# --- SGD without momentum ------------------------------------------------------------------------------------------------
+
+
+def test_sgd_without_momentum_has_no_buffer_as_torchs(make: Make, run: str) -> None:
+    """Who goes on with momentum in another run begins with the next gradient."""
+    ours, theirs = layered(seed=1), layered(seed=1)
+    first, peer = make(ballast.SGD, ours.named_parameters(), **NONE, **EXACT), torch.optim.SGD(
+        theirs.parameters(), **NONE
+    )
+    train(ours, first, range(3))
+    train(theirs, peer, range(3))
+    saved = copy.deepcopy(first.state_dict())
+    assert all("momentum_buffer" not in state for state in saved["state"].values())
+    first.close()
+    second = make(ballast.SGD, ours.named_parameters(), **NONE, **EXACT, run=f"{run}-2")
+    second.load_state_dict(saved)
+    for group in (*second.param_groups, *peer.param_groups):
+        group["momentum"] = 0.9
+    train(ours, second, range(3, 6))
+    train(theirs, peer, range(3, 6))
+    assert difference(ours, theirs) < 1e-6
+
+
+def test_ranks_that_load_it_where_the_run_is_go_on(make: Make) -> None:
+    """One alone has asked for it; the others see that it is the run's, though the daemon has a buffer."""
+    models = [layered(seed=1) for _ in range(2)]
+    ranks = [make(ballast.SGD, m.named_parameters(), **NONE, **EXACT, rank=r, world=2) for r, m in enumerate(models)]
+    side_by_side(2, lambda rank: train(models[rank], ranks[rank], range(3)))
+    saved = ranks[1].state_dict()
+    for rank in ranks:
+        rank.load_state_dict(copy.deepcopy(saved))
+    side_by_side(2, lambda rank: train(models[rank], ranks[rank], range(3, 5)))
+    assert ranks[0].run_status().generation == 1
+    assert [int(state["step"]) for state in ranks[0].state_dict()["state"].values()] == [5] * 6
 
 
 # --- formats -------------------------------------------------------------------------------------------------------------

@@ -74,10 +74,12 @@ def moments_of(
     state = dict(state_dict["state"])
     for saved, group in zip(state_dict["param_groups"], param_groups):
         for key, parameter in zip(saved["params"], group["params"]):
-            moments = _read(state.pop(key, {}), key, parameter)
+            one = state.pop(key, {})
+            moments = _read(one, key, parameter)
             _check_slots(moments, key, rules.of(group).name, saved)
             moments = as_kept(moments, saved, rules.of(group).name)
-            if moments.slots or moments.master is not None:
+            bare = "step" in one and rules.of(group).name in ("sgd", "sgdw")  # without momentum
+            if moments.slots or moments.master is not None or bare:
                 found[id(parameter)] = moments
     if state:
         raise Rejected(

@@ -51,7 +51,7 @@ class StateDicts:
         self._check_between(session)
         token = Token(session.run, session.step - 1, session.weights.generation)
         refers = self._refers(parameters)
-        moments = {} if refers else {**self._starting_state.waiting, **self._state_of(session, whole)}
+        moments = {} if refers else {**self._starting_state.waiting, **self._state_of(session, groups, whole)}
         if asked is not Asked.TO_LOAD:  # rank 0 may have loaded, and replaced what the others are about to
             session.weights.check_current()  # nobody has rewound or replaced it, or taken the rank, until all was read
         if refers:
@@ -79,10 +79,15 @@ class StateDicts:
             return self._settings.saved_state == "reference"
         return sum(parameter.numel() for parameter in parameters) > FULL_STATE_PARAMETERS
 
-    @staticmethod
-    def _state_of(session: Session, whole: bool) -> dict[int, Moments]:
+    def _state_of(self, session: Session, groups: Sequence[Mapping[str, Any]], whole: bool) -> dict[int, Moments]:
+        """Where SGD has no momentum it has no buffer, as torch's: the daemon's is the last gradient then."""
         state = session.weights.state()
-        return {key: moments for key, moments in state.items() if whole or moments.updates > 0}
+        if whole:
+            return state
+        bare = [g for g in groups if self._settings.rule.of(g).name in ("sgd", "sgdw") and float(g["momentum"]) == 0]
+        for key in {id(p) for group in bare for p in group["params"]} & state.keys():
+            state[key] = replace(state[key], slots={}, names={})
+        return {key: moments for key, moments in state.items() if moments.updates > 0}
 
     @staticmethod
     def _check_between(session: Session) -> None:

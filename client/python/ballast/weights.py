@@ -261,7 +261,7 @@ class Weights:
         none = without_updates(binding.shape, self._state_names[binding.index])
         if state is None:
             return none
-        return state if state.slots else Moments(none.slots, state.updates, none.names, state.master)
+        return state if state.slots else Moments(none.slots, 0, none.names, state.master)  # as torch would begin
 
     def adopt(self, replaced: Replaced) -> None:
         """Instead of settling: what is here took the place of the daemon's."""
