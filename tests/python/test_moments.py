@@ -93,6 +93,15 @@ def test_what_cannot_be_taken_over_is_named(make: Callable[..., Any]) -> None:
         optimizer.load_state_dict(state)
 
 
+def test_another_number_of_groups_is_refused_as_torch_does(make: Callable[..., Any]) -> None:
+    model = layered(seed=1)
+    groups = [{"params": model[:2].parameters()}, {"params": model[2].parameters()}]
+    state = torch.optim.AdamW(groups).state_dict()
+    optimizer = make(ballast.AdamW, model.named_parameters())
+    with pytest.raises(ValueError, match="different number of parameter groups"):
+        optimizer.load_state_dict(state)
+
+
 BROKEN: dict[str, tuple[Callable[[Any], object], str]] = {
     "nan": (lambda state: state[5]["exp_avg"].fill_(float("nan")), "exp_avg of parameter 5 holds a NaN"),
     "infinity": (lambda state: state[5]["exp_avg_sq"].fill_(float("inf")), "exp_avg_sq of parameter 5 holds a NaN"),

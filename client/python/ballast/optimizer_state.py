@@ -90,8 +90,8 @@ class OptimizerState(torch.optim.Optimizer):
         if len(saved) == len(kept):  # else torch says what is wrong
             lasting = () if session is None else STORED
             saved = [loaded_group(o, theirs, lasting, self._settings.rule) for o, theirs in zip(kept, saved)]
-        for group in saved:
-            check_group(group, self._settings.rule)
+            for group in saved:
+                check_group(group, self._settings.rule)
         if [len(group["params"]) for group in saved] == sizes:  # else likewise
             with self._steps.lock:
                 self._state_dicts.take(state_dict, self.param_groups, lambda step: self.rewind(to=step))
