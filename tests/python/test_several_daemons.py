@@ -16,7 +16,7 @@ import ballast
 from daemon import Daemon, Daemons
 from durable import ctl
 from following import KINDS, SELDOM, SYNC, Training
-from models import layered, weights_of
+from models import layered, same_bits, weights_of
 
 RUN = "parts"
 COUNT = 3
@@ -169,3 +169,25 @@ def test_a_daemon_that_stays_away_is_named(daemons: Daemons) -> None:
             optimizer.wait()
     optimizer.close()
     assert weights_of(model)
+
+
+@pytest.mark.parametrize("grows", [False, True], ids=["alone", "with a group more"])
+@pytest.mark.parametrize("change", [{"master": "fp32", "state": "bf16"}, {"serving": "fp8-e4m3"}], ids=str)
+def test_tensors_are_stored_and_served_otherwise(
+    change: dict[str, str], grows: bool, daemons: Daemons, tmp_path: Path
+) -> None:
+    def train(server: str) -> list[torch.Tensor]:
+        model, more = layered(seed=1), layered(seed=2)
+        with ballast.AdamW(model.named_parameters(), lr=1e-2, server=server, run=RUN) as optimizer:
+            for step in range(4):
+                if step == 2:
+                    optimizer.param_groups[0].update(change)
+                    if grows:
+                        optimizer.add_param_group({"params": more.named_parameters("more")})
+                more(model(torch.ones(2, 8))).square().mean().backward()
+                optimizer.step()
+        return weights_of(model) + weights_of(more)
+
+    with Daemon(storage=tmp_path) as one:
+        wanted = train(one.server)
+    assert same_bits(train(daemons.server), wanted)
