@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from ballast.rank_zero import await_change
 
 import ballast
 from daemon import Daemon, Daemons
@@ -191,3 +193,20 @@ def test_tensors_are_stored_and_served_otherwise(
     with Daemon(storage=tmp_path) as one:
         wanted = train(one.server)
     assert same_bits(train(daemons.server), wanted)
+
+
+def test_a_rank_waits_while_the_daemons_are_changed_one_after_another() -> None:
+    """What it sees meanwhile: parts that do not make up one run, and then one of which has the change alone."""
+    halfway = ballast.Rejected("the parts of run 'parts' do not make up one run", "FAILED_PRECONDITION")
+    looks: list[Any] = [{"spec_sha256": "a,b"}, halfway, {"spec_sha256": "c,b"}, {"spec_sha256": "c,d"}]
+    whole = [False, True]
+
+    def get_run(run: str) -> Any:
+        look = looks.pop(0)
+        if isinstance(look, Exception):
+            raise look
+        return look
+
+    client, rank = SimpleNamespace(get_run=get_run), SimpleNamespace(run=RUN, number=1)
+    await_change(client, rank, "a,b", whole=lambda: whole.pop(0))  # type: ignore[arg-type]
+    assert not looks and not whole

@@ -70,7 +70,8 @@ class Amending:
                 return True
         elif not self._has(spec):
             self.weights.await_end(*RUN_CHANGED)
-            await_change(self._client, self._rank, self._spec_sha256)
+            one = "," not in self._client.server
+            await_change(self._client, self._rank, self._spec_sha256, whole=lambda: one or self._has(spec))
             return True
         if not self.weights.outdated:
             return False

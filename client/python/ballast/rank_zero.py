@@ -16,6 +16,8 @@ from ballast.rank import Rank
 # others say that they wait for that; the pauses between two of their looks, which double.
 _WAIT_S = 300.0
 _TOLD_AFTER_S = 10.0
+# How long it may take from the first of several daemons to the last.
+_PART_AFTER_PART_S = 10.0
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 SAME_WEIGHTS = "call load_state_dict(), or to change the same weights"
 # What rank 0 does that changes the run, and what every rank is to do.
@@ -58,11 +60,31 @@ def await_end(client: _core.Client, rank: Rank, what: str, same: str = SAME_WEIG
     return _await(rank, what, same, ended)
 
 
-def await_change(client: _core.Client, rank: Rank, spec_sha256: str, why: tuple[str, str] = RUN_CHANGED) -> None:
+def await_change(
+    client: _core.Client,
+    rank: Rank,
+    spec_sha256: str,
+    why: tuple[str, str] = RUN_CHANGED,
+    whole: Callable[[], bool] = lambda: True,
+) -> None:
     """Until the run goes by another description than this one, for a session that has ended: perhaps by a rewind before.
-    Unavailable as above. why: what rank 0 does that changes it, and what every rank is to do."""
+    Unavailable as above. why: what rank 0 does that changes it, and what every rank is to do. whole: whether all of several
+    daemons have it, which rank 0 changes one after another; what is not so for long is another change."""
     what, same = why
-    _await(rank, what, same, lambda: client.get_run(rank.run)["spec_sha256"] != spec_sha256 or None)
+    seen: list[float] = []
+
+    def changed() -> bool | None:
+        try:
+            if client.get_run(rank.run)["spec_sha256"] == spec_sha256:
+                return None
+        except Rejected as error:  # the parts do not make up one run, for now
+            if error.code != "FAILED_PRECONDITION":
+                raise
+            return None
+        seen.append(time.monotonic())
+        return whole() or seen[-1] > seen[0] + _PART_AFTER_PART_S or None
+
+    _await(rank, what, same, changed)
 
 
 def await_followed(client: _core.Client, rank: Rank, spec: str) -> None:
