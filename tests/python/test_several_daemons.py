@@ -195,6 +195,17 @@ def test_tensors_are_stored_and_served_otherwise(
     assert same_bits(train(daemons.server), wanted)
 
 
+def test_a_trainer_with_fewer_tensors_than_its_run_is_told(daemons: Daemons) -> None:
+    model = layered(seed=1)
+    with ballast.AdamW(model.named_parameters(), lr=1e-2, server=daemons.server, run=RUN) as optimizer:
+        model(torch.ones(2, 8)).square().mean().backward()
+        optimizer.step()
+    fewer = ballast.AdamW(list(model.named_parameters())[:-1], lr=1e-2, server=daemons.server, run=RUN)
+    with pytest.raises(ballast.Rejected, match="exists with another spec: it has 6 tensors, asked for is 5"):
+        fewer.connect()
+    fewer.close()
+
+
 def test_a_rank_waits_while_the_daemons_are_changed_one_after_another() -> None:
     """What it sees meanwhile: parts that do not make up one run, and then one of which has the change alone."""
     halfway = ballast.Rejected("the parts of run 'parts' do not make up one run", "FAILED_PRECONDITION")

@@ -68,9 +68,14 @@ absl::StatusOr<PartPlacement> PartPlacement::OfParts(absl::Span<const v1::RunSpe
   return placement;
 }
 
-PartPlacement PartPlacement::Extended(const v1::RunSpec& whole) const {
+absl::StatusOr<PartPlacement> PartPlacement::Extended(const v1::RunSpec& whole) const {
+  if (static_cast<uint32_t>(whole.tensors_size()) < tensors()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "run '", whole.run_id(), "' exists with another spec: it has ", tensors(), " tensors, asked for is ",
+        whole.tensors_size(), ". A run keeps its tensors: name all of them, or use another run"));
+  }
   PartPlacement placement = *this;
-  placement.PlaceFrom(whole, std::min(tensors(), static_cast<uint32_t>(whole.tensors_size())));
+  placement.PlaceFrom(whole, tensors());
   return placement;
 }
 

@@ -24,9 +24,9 @@ class PartPlacement {
   // Of a new run. INVALID_ARGUMENT: there are fewer tensors than parts.
   static absl::StatusOr<PartPlacement> Of(const v1::RunSpec& whole, uint32_t parts);
   // Of a run that is there, from what each daemon has of it, in their order; and where an amended spec's new tensors go.
-  // FAILED_PRECONDITION: these are not the parts of one run, in this order.
+  // FAILED_PRECONDITION: these are not the parts of one run, in this order; the spec has fewer tensors than the run.
   static absl::StatusOr<PartPlacement> OfParts(absl::Span<const v1::RunSpec> parts);
-  PartPlacement Extended(const v1::RunSpec& whole) const;
+  absl::StatusOr<PartPlacement> Extended(const v1::RunSpec& whole) const;
 
   uint32_t parts() const { return static_cast<uint32_t>(numbers_.size()); }
   uint32_t tensors() const { return static_cast<uint32_t>(places_.size()); }

@@ -237,8 +237,9 @@ void PartsClient::Undo(const std::string& run_id, const std::vector<absl::Status
 
 absl::StatusOr<v1::AmendRunResponse> PartsClient::AmendRun(const v1::RunSpec& spec) {
   if (!attached_) return NotAttached("AmendRun");
-  const PartPlacement placement = whole_.placement.Extended(spec);
-  const std::vector<v1::RunSpec> specs = placement.Split(spec);
+  const auto placement = whole_.placement.Extended(spec);
+  if (!placement.ok()) return placement.status();
+  const std::vector<v1::RunSpec> specs = placement->Split(spec);
   // All or none would be better than one after the other. What one refuses the first refuses, but for memory; and the
   // call may be made again.
   v1::AmendRunResponse whole;

@@ -54,11 +54,13 @@ TEST(PartPlacementTest, ThePartsMakeTheWholeAgain) {
 
 TEST(PartPlacementTest, WhatIsAddedLeavesTheOthersWhereTheyAre) {
   const auto before = PartPlacement::Of(SpecOf({10, 50, 30}), 2).value();
-  const auto after = before.Extended(SpecOf({10, 50, 30, 100, 1}));
+  const PartPlacement after = *before.Extended(SpecOf({10, 50, 30, 100, 1}));
   for (uint32_t tensor = 0; tensor < 3; ++tensor) EXPECT_EQ(after[tensor].part, before[tensor].part) << tensor;
   EXPECT_EQ(after[3].part, 1u);  // of 50 and 40
   EXPECT_EQ(after[4].part, 0u);
   EXPECT_EQ(after.tensors(), 5u);
+  EXPECT_THAT(std::string(before.Extended(SpecOf({10, 50})).status().message()),
+              HasSubstr("it has 3 tensors, asked for is 2"));
 }
 
 TEST(PartPlacementTest, OtherPartsAreRefused) {
