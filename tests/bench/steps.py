@@ -33,6 +33,7 @@ TRANSPORTS = {
     "shm": ("shared memory", "shm"),
 }  # the step's name: ours, transports_bench's
 LARGE, MEDIUM, SMALL = 25_000_000, 10_000_000, 2_500_000  # parameters
+RANKS = (1, 2, 4, 8, 64)
 PAIRS = [
     ("fp32", "fp32"),
     ("bf16", "bf16"),
@@ -107,12 +108,13 @@ class Suite:
     ranks: dict[tuple[str, int], Case]
     tensors: dict[tuple[str, int], Case]
     averages: dict[tuple[str, int], Case]
+    floors: dict[int, Case]  # by ranks: what shared memory cannot do without
     transfers: dict[tuple[str, str], list[float]]  # transport, mode
 
     def cases(self) -> list[Case]:
         return [
             case
-            for group in (self.overhead, self.commit, self.pairs, self.ranks, self.tensors, self.averages)
+            for group in (self.overhead, self.commit, self.pairs, self.ranks, self.tensors, self.averages, self.floors)
             for case in group.values()
         ]
 
@@ -129,7 +131,7 @@ def make_suite(scale: int) -> Suite:
         {
             (transport, ranks): Case(transport, SMALL // scale, ranks=ranks)
             for transport in TRANSPORTS
-            for ranks in (1, 2, 4, 8, 64)
+            for ranks in RANKS
         },
         {
             (transport, count): Case(transport, MEDIUM // scale, tensors=count)
@@ -141,6 +143,7 @@ def make_suite(scale: int) -> Suite:
             for transport in TRANSPORTS
             for count in (1, 2)
         },
+        {ranks: Case("memory", SMALL // scale, ranks=ranks) for ranks in RANKS},
         {},
     )
 
@@ -262,13 +265,18 @@ def growth_tables(suite: Suite) -> list[str]:
     lines = [
         f"## As ranks grow: {small:.3g} M parameters of fp32 from each",
         "",
+        "The last rows are what shared memory cannot do without: copies, checksums and sums by threads that do nothing else, "
+        "one of them in the daemon's place (`step_floor.h`).",
+        "",
         "| transport | ranks | step, ms | of one rank | a rank, of one rank | CPU seconds a gigabyte |",
         "| --- " * 6 + "|",
     ]
-    for (transport, ranks), case in suite.ranks.items():
-        first = suite.ranks[transport, 1]
+    floors = {("memory", ranks): case for ranks, case in suite.floors.items()}
+    for (transport, ranks), case in (suite.ranks | floors).items():
+        first = suite.floors[1] if transport == "memory" else suite.ranks[transport, 1]
         each = statistics.median(a / b / ranks for a, b in zip(case.seconds, first.seconds))
-        cells = [TRANSPORTS[transport][0], str(ranks), case.ms(), relative(case, first), f"{each:.2f}"]
+        title = "copies and sums alone" if transport == "memory" else TRANSPORTS[transport][0]
+        cells = [title, str(ranks), case.ms(), relative(case, first), f"{each:.2f}"]
         lines.append("| " + " | ".join([*cells, case.cpu_per_gigabyte()]) + " |")
     lines += [
         "",

@@ -5,7 +5,7 @@
 //   > TRANSPORT RANKS TENSORS PARAMETERS GRADIENT SERVING COMMIT AVERAGES STEPS
 //   < SECONDS OWN_CPU_SECONDS LOAD_SECONDS PULL_SECONDS
 //
-// TRANSPORT: grpc, shm. TENSORS of one size hold the PARAMETERS. GRADIENT and SERVING: formats of the wire. COMMIT:
+// TRANSPORT: grpc, shm; memory is step_floor.h's, whose gradients and weights are fp32. TENSORS of one size hold the PARAMETERS. GRADIENT and SERVING: formats of the wire. COMMIT:
 // release, staged. AVERAGES of the weights are kept. Each rank has a thread and a client, all in this process; SECONDS are of the STEPS after a first one
 // that does not count, from the begin of the first rank to the end of the last. The rule is plain SGD over fp32
 // weights: the cheapest update there is. LOAD and PULL: rank 0 uploads all weights in fp32 before the steps, and reads them
@@ -29,6 +29,7 @@
 
 #include "client/cpp/client.h"
 #include "client/cpp/wire/wire_format.h"
+#include "tests/bench/step_floor.h"
 
 namespace ballast::bench {
 namespace {
@@ -190,6 +191,14 @@ void Measure(const std::string& server, const Case& wanted, const std::string& r
   std::fflush(stdout);
 }
 
+void PrintFloor(const Case& wanted) {
+  const std::clock_t cpu = std::clock();
+  const double seconds = StepFloorSeconds(
+      {.ranks = wanted.ranks, .tensors = wanted.tensors, .elements = wanted.elements(), .steps = wanted.steps});
+  std::printf("%.9f %.6f 0 0\n", seconds, static_cast<double>(std::clock() - cpu) / CLOCKS_PER_SEC);
+  std::fflush(stdout);
+}
+
 int Main(const std::string& server) {
   mallopt(M_MMAP_THRESHOLD, 32 << 20);  // as a trainer's environment may
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
@@ -197,6 +206,10 @@ int Main(const std::string& server) {
   for (uint64_t number = 0; std::cin >> wanted.transport >> wanted.ranks >> wanted.tensors >> wanted.parameters >>
                             wanted.gradient >> wanted.serving >> wanted.commit >> wanted.averages >> wanted.steps;
        ++number) {
+    if (wanted.transport == "memory") {
+      PrintFloor(wanted);
+      continue;
+    }
     const std::string run = absl::StrCat("steps-", number);
     Measure(server, wanted, run);
     OrDie(Connect(server)->DeleteRun(run, true).status());
