@@ -106,11 +106,18 @@ RELAYED = "relay: {upstream: 'trainer:7700', runs: [run-1]}\n"
     ids=["nothing said", "another folder in the file", "another folder", "a relay"],
 )
 def test_a_drop_in_says_where_storage_is(file, drop_in, folder, tmp_path):
-    """And what is checked before the start is what is started."""
+    """And what is checked before the start is what is started. The folders are there: systemd makes its own first."""
+    if folder != "off":
+        there = tmp_path / folder.lstrip("/")
+        there.mkdir(parents=True)
     (tmp_path / "ballast.yaml").write_text(file)
     (tmp_path / "drop-in.conf").write_text(drop_in)
     unit = settings([UNIT, tmp_path / "drop-in.conf"])
-    environment = plain_environment() | dict(line.split("=", 1) for line in unit["Environment"])
+    given = dict(line.split("=", 1) for line in unit["Environment"])
+    assert given["BALLAST_STORAGE_DIR"] == folder
+    if folder != "off":
+        given["BALLAST_STORAGE_DIR"] = folder = str(there)
+    environment = plain_environment() | given
     check, start = (
         [BALLASTD, *line.replace("/etc/ballast.yaml", str(tmp_path / "ballast.yaml")).split()[1:]]
         for line in (*unit["ExecStartPre"], *unit["ExecStart"])

@@ -176,7 +176,7 @@ def refused(order: Order, rank: int) -> str:
                 next(model.parameters()).to_local().add_(rank)  # type: ignore[attr-defined]
         if case["what"] == "unequal state" or (case["what"] == "state of one rank" and rank == 0):
             parameters = optimizer.param_groups[0]["params"]
-            names = ["exp_avg", "exp_avg_sq"][rank:]
+            names = ["exp_avg", "exp_avg_sq", "master"][: 2 + rank]
             state = {0: {name: torch.ones(parameters[0].shape) for name in names}}
             optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
         loss_of(model, 0, 0, rank).backward()

@@ -114,7 +114,6 @@ def test_what_is_wrong_is_named(fake: FakeFollow, tmp_path: Path, monkeypatch: p
         ({"run": "R"}, "run='R'"),
         ({}, "no run is named"),
         ({"run": "other"}, "no run 'other'"),
-        ({"run": "r", "server": "a:1,b:2", "at": "best"}, r"version 'best' of run 'r', which is on several daemons"),
         ({"run": "r", "reconnect_timeout": -1}, "reconnect_timeout=-1"),
     ):
         with pytest.raises(ballast.Rejected, match=what):

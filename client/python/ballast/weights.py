@@ -43,9 +43,7 @@ class Weights:
         state_names: Sequence[dict[str, str]],
         copies: WeightCopies,
     ):
-        self._client = client
-        self._copies = copies
-        self._state_names = state_names
+        self._client, self._copies, self._state_names = client, copies, state_names
         self.generation: int = attached["generation"]
         self.told: Token | None = None
         self._rank = rank
@@ -297,8 +295,8 @@ class Weights:
 
     def go_on(self, amended: Amended, brought: Replaced) -> bool:
         """Instead of settling: the weights before have made all but the added ones the same here and there, and `brought` those.
-        False, and nothing is settled, where the run has other weights by now: then they are to be taken. Of tensors that
-        it stores or serves otherwise since, which are others here, its generation and step tell that."""
+        False, and nothing is settled, where they are to be taken: the run has others by now, as its generation and step tell of
+        tensors that it stores or serves otherwise."""
         past, added = amended.weights, amended.added
         for binding in added:
             binding.load()
@@ -308,7 +306,9 @@ class Weights:
         converted = [one for one, known in zip(self._bindings, past._bindings) if not one.kept_as(known)]
         least = 1 + bool(added)  # by the amendment, and the upload of what came: on one daemon up to each
         raised = range(least, least * len(self._client.server.split(",")) + 1)
-        if converted and (self.generation - past.generation not in raised or self._client.step != amended.step):
+        recoded = any(one.as_served != known.as_served for one, known in zip(self._bindings, past._bindings))
+        other = self.generation - past.generation not in raised or self._client.step != amended.step
+        if converted and (recoded or other):  # recoded: a layer begins or ends to compute in codes
             return False
         for one in converted:  # and rounded; what was touched and put back is known by its digest
             if self._digests[one.index : one.index + 1] == [one.served_digest()]:
