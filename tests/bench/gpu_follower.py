@@ -8,8 +8,8 @@ FOLDER holds bin/ballastd (`deploy/setup.sh portable`). Two parts:
            bits; likewise weights whose elements do not lie in their order; in bf16 those of a follower on the CPU; a version
            that was named; a CUDA graph of the module, replayed; and threads, each with a stream of its own, whose forwards see
            the whole of one version while others come
-  landing  a transformer in bf16: from the trainer's last word of a step until the weights are on the GPU, in N rounds, beside a copy
-           of as many bytes from pinned memory
+  landing  a transformer in bf16: from when the trainer has a step's weights until the module has them, too, in N rounds, beside a
+           copy of as many bytes from pinned memory
 One JSON object a line. --tiny: a small model for the second part too, to try the program, with --device cpu without a GPU. Exit
 code 77, and a line that says why, where torch, the client or a GPU is missing; 1 where a check failed.
 """
@@ -92,7 +92,8 @@ def check_bits(server: str, device: str) -> bool:
         for _ in range(STEPS):
             wanted = step()
             if wanted % 2 == 0:
-                while follower.step != wanted:
+                until = time.monotonic() + LONG_S
+                while follower.step != wanted and time.monotonic() < until:
                     module(inputs)
             elif not follower.wait(step=wanted, timeout=LONG_S):
                 return False
@@ -175,6 +176,7 @@ def check_graph(server: str, device: str) -> bool:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             output = module(inputs)
+        before = torch.zeros_like(output)
         for _ in range(STEPS):
             with torch.enable_grad():
                 wanted = step()
@@ -182,8 +184,10 @@ def check_graph(server: str, device: str) -> bool:
                 return False
             with follower.held():
                 graph.replay()
-            if not torch.equal(output, module(inputs)):
+            # Products may be another kernel's in a graph; a step changes more.
+            if not torch.allclose(output, module(inputs), 1e-4, 1e-4) or torch.allclose(output, before, 1e-4, 1e-4):
                 return False
+            before.copy_(output)
     trained.close()
     return True
 
@@ -306,7 +310,7 @@ def time_landing(server: str, options) -> dict:
 
 
 def main() -> int:
-    options, ballastd = parse_options(__doc__, "--rounds", 15, 30)
+    options, ballastd = parse_options(__doc__, "--rounds", 15, 15)
     well = checks(ballastd, options.device, options.json)
     with daemon(ballastd, "cuda:0" if options.device == "cuda" else "cpu") as server:
         print(json.dumps(time_landing(server, options)), file=options.json, flush=True)

@@ -240,7 +240,7 @@ def follower(folder: Path) -> list[str]:
     rows = json_lines(folder / "follower.jsonl")
     if not rows:
         return [f"A module on the GPU that follows a run: {UNMEASURED}."]
-    head = ["what lands", "MB", "ms after the trainer's step", "ms of a copy of as much", "rounds"]
+    head = ["what lands", "MB", "ms after the trainer has it", "ms of a copy of as much", "rounds"]
     cells = []
     for row in [row for row in rows if "landing" in row]:
         figures = [f"{row['bytes'] / 1e6:.4g}", spread(row["ms"]), spread(row["copy_ms"]), str(row["rounds"])]

@@ -117,19 +117,36 @@ def test_nobody_waits_while_weights_are_held(fake: FakeFollow, net: nn.Module, f
     assert followed.step == 2
 
 
-def test_a_forward_waits_so_long_and_once_for_a_version(
+def test_a_forward_waits_so_long_and_once_for_the_same_others(
     fake: FakeFollow, net: nn.Module, followed: ballast.Follower, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = Called(lambda: net(INPUT), stays=True)
-    send(fake, followed, 2)
-    monkeypatch.setattr(followers, "_PATIENCE_S", 0.01)
-    net(INPUT)
-    monkeypatch.setattr(followers, "_PATIENCE_S", 10 * LONG_S)
-    other = Called(lambda: net(INPUT))
-    other.end()  # it has not waited
-    assert followed.step == 1
+    for step in (2, 3):
+        send(fake, followed, step)
+        monkeypatch.setattr(followers, "_PATIENCE_S", 0.01 if step == 2 else 10 * LONG_S)
+        Called(lambda: net(INPUT)).end()
+        assert followed.step == 1
     first.end()
     net(INPUT)
+    assert followed.step == 3
+
+
+def test_who_did_not_wait_waits_when_weights_are_not_held_any_more(
+    fake: FakeFollow, net: nn.Module, followed: ballast.Follower
+) -> None:
+    def evaluate() -> None:
+        with followed.held():
+            net(INPUT)
+
+    holder = Called(evaluate, stays=True)
+    send(fake, followed, 2)
+    net(INPUT)
+    forward = Called(lambda: net(INPUT), stays=True)
+    holder.end()
+    last = Called(lambda: net(INPUT))
+    await_waiting(followed)
+    forward.end()
+    last.end()
     assert followed.step == 2
 
 

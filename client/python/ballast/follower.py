@@ -24,7 +24,7 @@ from ballast.version_feed import VersionFeed, deadline_of, left_until
 from ballast.weak_registry import WeakRegistry
 from ballast.weights_gate import WeightsGate
 
-# How long a forward waits for those of other threads, so that it has newer weights, once for each version: they may wait for it.
+# How long a forward waits for those of other threads, so that it has newer weights: they may wait for it, or take long.
 _PATIENCE_S = 10.0
 
 
@@ -59,8 +59,9 @@ def follow(
     buffers, and parameters that the trainer does not train, stay as they are. What others write to the parameters, or put in their
     place, is there until the next version. A copy of the module follows nothing.
 
-    On a GPU forwards may be in streams of their own. A CUDA graph that was captured of the module reads the weights where they
-    are: replay it within held(), or behind update() in the same stream. While one is captured weights do not change.
+    On a GPU forwards may be in streams of their own, and are done before weights change; a backward is not, but within held(). A
+    CUDA graph that was captured of the module reads the weights where they are: replay it within held(), too. While one is
+    captured weights do not change.
 
     every: no version nearer to the last one than so many steps. on_version: called with each version that has come into the
     module, by the thread that put it there.
@@ -118,7 +119,6 @@ class Follower(Uncopyable):
         self._parameters = FollowedParameters(self.run, self._specs, module, names)
         _check_followed_once(self)
         self._version: Version | None = None
-        self._awaited: Version | None = None  # a forward has waited for others to end, to have this one
         self._gate = WeightsGate()
         self._order = StreamOrder()
         self._calls = threading.local()
@@ -212,7 +212,7 @@ class Follower(Uncopyable):
         try:
             yield self._version
         finally:
-            self._leave(holds=True)
+            self._leave()
 
     def close(self) -> None:
         """Ends the connection; the module keeps its weights. Later nothing."""
@@ -248,14 +248,14 @@ class Follower(Uncopyable):
         try:
             self._order.begin_use(self._parameters.devices)
         except BaseException:
-            self._gate.leave(holds)
+            self._gate.leave()
             raise
 
-    def _leave(self, holds: bool = False) -> None:
+    def _leave(self) -> None:
         try:
             self._order.end_use(self._parameters.devices)
         finally:
-            self._gate.leave(holds)
+            self._gate.leave()
 
     def _entered(self) -> list[bool]:
         """By call of the module in this thread that has begun and not ended."""
@@ -268,13 +268,10 @@ class Follower(Uncopyable):
         """The newest version, once other threads' forwards are over; not while somebody holds the weights, nor while what is asked
         of a GPU is recorded and not done."""
         self._feed.check()
-        newest = self._feed.untaken
-        if newest is None or self._order.capturing(self._parameters.devices):
+        if self._feed.untaken is None or self._order.capturing(self._parameters.devices):
             return
-        with self._gate.changing(0.0 if newest is self._awaited else _PATIENCE_S) as alone:
+        with self._gate.changing(_PATIENCE_S) as alone:
             version = self._feed.take(self._write) if alone else None
-        if not alone:
-            self._awaited = newest
         self._tell(version)
 
     def _write(self, subscriber: Subscriber, version: Version, changed: set[str]) -> None:

@@ -14,47 +14,59 @@ class WeightsGate:
 
     def __init__(self) -> None:
         self._free = threading.Condition()
-        self._inside = 0
-        self._held = 0  # of those inside, how many hold the weights
+        self._entries = 0  # so far
+        self._inside: set[int] = set()  # entries, by number
+        self._held: set[int] = set()  # of these, those that hold the weights
+        self._outlasted: set[int] = set()  # inside, when somebody's patience ran out
         self._changing = False
         self._waiting = 0  # threads that wait to change them
         self._own = threading.local()
 
     @property
-    def _depth(self) -> int:
-        return getattr(self._own, "depth", 0)
+    def _mine(self) -> list[int]:
+        """This thread's entries that are inside, the last one last."""
+        if not hasattr(self._own, "entries"):
+            self._own.entries = []
+        entries: list[int] = self._own.entries
+        return entries
 
     def enter(self, holds: bool = False) -> None:
         """Weights stay as they are until leave(). Waits while they are changed. holds: for long, maybe."""
+        mine = self._mine
         with self._free:
-            while self._depth == 0 and (self._changing or self._waiting > 0):
+            while not mine and (self._changing or self._waiting > 0):
                 self._free.wait()
-            self._inside += 1
-            self._held += holds
+            self._entries += 1
+            self._inside.add(self._entries)
+            if holds:
+                self._held.add(self._entries)
+            mine.append(self._entries)
             self._free.notify_all()
-        self._own.depth = self._depth + 1
 
-    def leave(self, holds: bool = False) -> None:
-        self._own.depth = self._depth - 1
+    def leave(self) -> None:
+        """What this thread has entered last."""
         with self._free:
-            self._inside -= 1
-            self._held -= holds
+            entry = {self._mine.pop()}
+            self._inside -= entry
+            self._held -= entry
+            self._outlasted -= entry
             self._free.notify_all()
 
     @contextmanager
     def changing(self, patience: float | None) -> Iterator[bool]:
         """Whether the weights may be changed in the block: nobody is inside. Waits until that is so for as many seconds, and not
-        at all where this thread is inside itself, or anyone holds them. None: waits however long; Rejected if this thread is
-        inside itself."""
-        own = self._depth > 0
-        if patience is None and own:
+        at all where this thread is inside itself, anyone holds them, or anyone is who was not awaited before. None: waits
+        however long; Rejected if this thread is inside itself."""
+        if patience is None and self._mine:
             raise Rejected(
                 "weights cannot be changed within a forward or held(), which use them", "FAILED_PRECONDITION"
             )
         with self._free:
             self._waiting += 1
             try:
-                self._free.wait_for(lambda: self._alone or (patience is not None and (own or self._held > 0)), patience)
+                over = self._free.wait_for(lambda: self._alone or (patience is not None and self._in_vain), patience)
+                if not over:
+                    self._outlasted |= self._inside
                 alone = self._alone
                 self._changing = self._changing or alone
             finally:
@@ -70,4 +82,8 @@ class WeightsGate:
 
     @property
     def _alone(self) -> bool:
-        return not self._changing and self._inside == 0
+        return not self._changing and not self._inside
+
+    @property
+    def _in_vain(self) -> bool:
+        return bool(self._mine or self._held or self._outlasted)
