@@ -53,7 +53,10 @@ class Followers {
   void Begin(FollowOrder order, std::shared_ptr<VersionSink> sink);
   void OnSent(const VersionSink* sink) { readers_.OnSent(sink); }
   void OnGone(const VersionSink* sink);
-  void Tick(double now_s) { readers_.Tick(now_s); }
+  void Tick(double now_s) {
+    readers_.Tick(now_s);
+    ExpireTags(now_s);
+  }
   // The weights are about to be others, without a step or a rewind: no version there is of any use. Readers end with this
   // status, and may come again.
   // Those that have names stay.
@@ -103,6 +106,7 @@ class Followers {
   struct AwaitedTag {
     TagKeeper::Order order;
     TagKeeper::Done done;
+    double since_s = 0;
     bool being_made = false;  // its version
   };
 
@@ -115,6 +119,9 @@ class Followers {
   absl::Status GoneError(const VersionChoice& choice) const;
   // The version that is being made, and the names that wait for it, come to nothing.
   void EndMaking(const absl::Status& why);
+  void TagCurrent(TagKeeper::Order order, TagKeeper::Done done);
+  // Whoever asked for a step that has not come for so long may be gone, and is answered.
+  void ExpireTags(double now_s);
   // Whether some name waits for this version, or for one that it comes after.
   bool IsNamed(const VersionId& id) const;
   // Those whose version is there: all, or those that it was made for.

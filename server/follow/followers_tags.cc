@@ -1,13 +1,19 @@
 // Versions that have names, and readers of one version alone.
 #include <algorithm>
+#include <iterator>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 
+#include "server/base/clock.h"
 #include "server/follow/followers.h"
 
 namespace ballast {
 namespace {
+
+// How long a name waits for a step that was asked for, so that nobody waits for one of a run at rest.
+constexpr double kTagPatienceS = 30;
 
 // Whether this version is there before the one that the order is for, to which the run comes if nothing takes it back.
 bool WaitsOn(const TagKeeper::Order& order, const VersionId& id) {
@@ -56,17 +62,39 @@ void Followers::SendStored(const VersionSink* sink, const VersionChoice& choice,
               });
 }
 
-void Followers::Tag(TagOrder order, TagKeeper::Done done) {
-  if (!order.version) {
-    if (auto s = tags_->Check(order.order, std::nullopt); !s.ok()) return done(s);
-    if (awaited_tags_.size() >= environment_.spec->follow->tags) {
-      return done(absl::ResourceExhaustedError(
-          absl::StrCat(awaited_tags_.size(), " names of run '", environment_.spec->run_id,
-                       "' wait for the step that is open to close; ask again when it has")));
-    }
-    awaited_tags_.push_back({.order = std::move(order.order), .done = std::move(done)});
-    return;
+void Followers::TagCurrent(TagKeeper::Order order, TagKeeper::Done done) {
+  const std::shared_ptr<const WeightVersion>& newest = readers_.history().newest;
+  if (const VersionTag* const given = tags_->Given(order)) return done(TagKeeper::Tagged{.tag = *given});
+  if (order.only && newest != nullptr && newest->id == *order.only) {
+    return tags_->Add(std::move(order), newest, std::move(done));
   }
+  if (auto s = tags_->Check(order, order.only); !s.ok()) return done(s);
+  // All ranks may give the same name.
+  if (awaited_tags_.size() >= environment_.spec->follow->tags + environment_.spec->ranks) {
+    return done(
+        absl::ResourceExhaustedError(absl::StrCat(awaited_tags_.size(), " names of run '", environment_.spec->run_id,
+                                                  "' wait for a step to close; ask again when it has")));
+  }
+  awaited_tags_.push_back({.order = std::move(order), .done = std::move(done), .since_s = MonotonicSeconds()});
+}
+
+void Followers::ExpireTags(double now_s) {
+  const auto is_over = [&](const AwaitedTag& awaited) {
+    return awaited.order.only && !awaited.being_made && now_s > awaited.since_s + kTagPatienceS;
+  };
+  const auto first = std::stable_partition(awaited_tags_.begin(), awaited_tags_.end(),
+                                           [&](const AwaitedTag& awaited) { return !is_over(awaited); });
+  std::vector<AwaitedTag> over(std::make_move_iterator(first), std::make_move_iterator(awaited_tags_.end()));
+  awaited_tags_.erase(first, awaited_tags_.end());
+  for (AwaitedTag& awaited : over) {
+    awaited.done(
+        absl::AbortedError(absl::StrCat("step ", awaited.order.only->step, " of run '", environment_.spec->run_id,
+                                        "' has not closed within ", kTagPatienceS, " s")));
+  }
+}
+
+void Followers::Tag(TagOrder order, TagKeeper::Done done) {
+  if (!order.version) return TagCurrent(std::move(order.order), std::move(done));
   const VersionChoice& choice = *order.version;
   if (choice.tag.empty() && readers_.history().newest != nullptr && choice.Is(readers_.history().newest->id)) {
     return tags_->Add(std::move(order.order), readers_.history().newest, std::move(done));
@@ -86,8 +114,9 @@ void Followers::GiveTags(bool all) {
   std::vector<AwaitedTag> left;
   const VersionId& id = readers_.history().newest->id;
   for (AwaitedTag& awaited : awaited_tags_) {
+    const bool is_its = awaited.order.only == id;
     const bool waits_on = WaitsOn(awaited.order, id);
-    (!waits_on && (all || awaited.being_made) ? given : left).push_back(std::move(awaited));
+    (is_its || (!waits_on && (all || awaited.being_made)) ? given : left).push_back(std::move(awaited));
   }
   awaited_tags_ = std::move(left);
   for (AwaitedTag& tag : given) tags_->Add(std::move(tag.order), readers_.history().newest, std::move(tag.done));

@@ -94,6 +94,12 @@ absl::Status TagKeeper::CheckName(const std::string& name) const {
                                           "'; names: ", Describe()));
 }
 
+const VersionTag* TagKeeper::Given(const Order& order) const {
+  const auto found = entries_.find(order.name);
+  const bool given = found != entries_.end() && order.only && Is(found->second.tag, order, *order.only);
+  return given ? &found->second.tag : nullptr;
+}
+
 absl::Status TagKeeper::Check(const Order& order, const std::optional<VersionId>& id) const {
   RETURN_IF_ERROR(load_status_);
   if (id && order.only && *id != *order.only) {

@@ -118,6 +118,8 @@ class TagKeeper : public std::enable_shared_from_this<TagKeeper> {
   const std::map<std::string, Entry>& entries() const { return entries_; }
   uint64_t bytes() const;
 
+  // The name, where the version that the order is for has it already; nullptr: it does not, or is not known.
+  const VersionTag* Given(const Order& order) const;
   // OK: Add would take this name for this version, if the disk does. `id`: none, it is not known yet.
   absl::Status Check(const Order& order, const std::optional<VersionId>& id) const;
   // The version gets the name, and is kept. ABORTED: it is not the one that the order is for.

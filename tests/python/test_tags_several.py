@@ -17,7 +17,7 @@ from models import perceptron, same_bits, spirals, weights_of
 from test_follow_daemon import train
 
 LONG_S = 60.0
-TAGGED = ballast.Follow(tags=3)
+TAGGED = ballast.Follow(tags=4)
 BALLASTCTL = BINARY.parents[1] / "client" / "cpp" / "ballastctl"
 
 
@@ -32,9 +32,9 @@ def ctl(server: str, *arguments: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=LONG_S).stdout
 
 
-def optimizer_of(module: nn.Module, server: str, **options: object) -> ballast.AdamW:
+def optimizer_of(module: nn.Module, server: str, follow: ballast.Follow = TAGGED, **options: object) -> ballast.AdamW:
     parameters = module.named_parameters()
-    return ballast.AdamW(parameters, lr=1e-2, server=server, run="r", follow=TAGGED, **options)  # type: ignore[arg-type]
+    return ballast.AdamW(parameters, lr=1e-2, server=server, run="r", follow=follow, **options)  # type: ignore[arg-type]
 
 
 def named(server: str, name: str) -> tuple[int | None, list[torch.Tensor]]:
@@ -57,6 +57,20 @@ def test_a_name_that_is_given_while_the_run_goes_on_is_of_one_step(several: Daem
             asked.result()
             step, had = named(several.server, name)
             assert step is not None and same_bits(had, weights[step])
+
+
+def test_who_is_no_rank_takes_one_name_more_for_a_moment(several: Daemons) -> None:
+    trained = perceptron(1)
+    with optimizer_of(trained, several.server, ballast.Follow(tags=1)) as optimizer:
+        train(trained, optimizer, 1)
+        optimizer.tag("best")
+        train(trained, optimizer, 1)
+        with pytest.raises(subprocess.CalledProcessError) as refused:
+            ctl(several.server, "tag", "r", "best", "--replace")
+        assert "allows 1 (follow.tags)" in refused.value.stderr and "one name more" in refused.value.stderr
+        assert optimizer.tags() == {"best": 1}
+        assert optimizer.tag("best", replace=True) == 2
+        assert optimizer.tags() == {"best": 2}
 
 
 def test_all_ranks_may_give_the_same_name(several: Daemons) -> None:
@@ -84,7 +98,9 @@ def test_what_was_taken_away_by_halves_is_not_read(several: Daemons) -> None:
         train(trained, optimizer, 1)
         assert optimizer.tag("good") == 1
         ctl(several.each[1].server, "untag", "r", "good")
-        with pytest.raises(ballast.Rejected, match=f"{several.each[1].server} none: it was named, or taken away, by"):
+        with pytest.raises(
+            ballast.Rejected, match=f"{several.each[1].server} none: it is being named, or was named or"
+        ):
             named(several.server, "good")
         assert "by halves" in ctl(several.server, "versions", "r")
         train(trained, optimizer, 1)

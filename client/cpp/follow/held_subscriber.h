@@ -5,7 +5,7 @@
 // What has changed (FollowedVersion.changed, CountChanged, ReadChanged) is counted since EndVersion, and not since the
 // version before.
 //
-// Threads: as subscriber.h says; standing, Seek and Now from any.
+// Threads: as subscriber.h says; standing, Seek, SeekTag, VersionsFor and Now from any.
 #pragma once
 
 #include <cstdint>

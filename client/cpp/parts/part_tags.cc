@@ -44,13 +44,18 @@ v1::VersionId MergeIds(const Ids& ids) {
 // Why the parts' versions of one name are none of the run; empty: they are one.
 std::string WhyUnreadable(const Tags& tags, absl::Span<const std::string> names) {
   for (size_t part = 0; part < tags.size(); ++part) {
+    if (tags[part] != nullptr && !tags[part]->unreadable().empty()) {
+      return absl::StrCat(names[part], ": ", tags[part]->unreadable());
+    }
+  }
+  for (size_t part = 0; part < tags.size(); ++part) {
     const bool here = tags[part] != nullptr && tags[part]->mark() != 0;
     if (!here || tags[0] == nullptr || tags[part]->mark() != tags[0]->mark()) {
       return absl::StrCat("the run's daemons do not have one version of this name, ", names[part],
                           here ? " another" : " none",
-                          ": it was named, or taken away, by halves; name one again with replace, or untag it");
+                          ": it is being named, or was named or taken away by halves; then name one again with "
+                          "replace, or untag it");
     }
-    if (!tags[part]->unreadable().empty()) return absl::StrCat(names[part], ": ", tags[part]->unreadable());
   }
   return "";
 }
@@ -148,6 +153,14 @@ absl::StatusOr<std::vector<v1::VersionId>> FindTag(VersionLists lists, absl::Spa
   Ids ids;
   for (const v1::TaggedVersion* one : found->second) ids.push_back(one->id());
   return ids;
+}
+
+bool AreOfNow(VersionLists lists, absl::Span<const v1::TagVersionRequest> orders) {
+  for (size_t part = 0; part < lists.size(); ++part) {
+    const v1::VersionId &now = lists[part].current(), &only = orders[part].only();
+    if (now.generation() != only.generation() || now.epoch() != only.epoch()) return false;
+  }
+  return true;
 }
 
 absl::StatusOr<std::vector<v1::TagVersionRequest>> OrdersOfTag(VersionLists lists, absl::Span<const std::string> names,

@@ -30,6 +30,10 @@ v1::ListVersionsResponse MergeVersions(VersionLists lists, absl::Span<const std:
 absl::StatusOr<std::vector<v1::VersionId>> FindTag(VersionLists lists, absl::Span<const std::string> names,
                                                    const std::string& tag);
 
+// Whether the run was taken back, or its weights replaced, on none of the daemons since they were asked for these versions: then
+// those are one. `lists`: asked afterwards.
+bool AreOfNow(VersionLists lists, absl::Span<const v1::TagVersionRequest> orders);
+
 // What TagVersion is to ask of each daemon: the same step of all, with one mark. Without `request.version` that of the last step
 // that one of them has closed, or so many steps later, for which the others wait. UNIMPLEMENTED: `version` has an id.
 absl::StatusOr<std::vector<v1::TagVersionRequest>> OrdersOfTag(VersionLists lists, absl::Span<const std::string> names,

@@ -128,9 +128,11 @@ class PartsClient final : public Client {
 
   // --- versions with names (parts_client_tags.cc)
   absl::StatusOr<std::vector<v1::ListVersionsResponse>> VersionsOfParts(const std::string& run_id) const;
+  // As TagVersion, of who is none of the run's ranks, which go on meanwhile.
+  absl::StatusOr<v1::TagVersionResponse> TagBeside(const v1::TagVersionRequest& request);
   // As OrdersOfTag (part_tags.h). `given`: by part, whether it has the name by now; ABORTED: the run has gone on.
-  absl::StatusOr<v1::TagVersionResponse> TagOnce(const v1::TagVersionRequest& request, uint64_t ahead,
-                                                 std::vector<bool>* given);
+  absl::StatusOr<v1::TagVersionResponse> TagAll(const v1::TagVersionRequest& request, uint64_t ahead,
+                                                std::vector<bool>* given);
 
   // --- weights (parts_client_weights.cc)
   absl::StatusOr<PartPlacement::Place> PlaceOf(const char* call, uint32_t tensor) const;

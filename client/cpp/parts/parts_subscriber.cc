@@ -14,8 +14,6 @@
 #include "client/cpp/parts/server_list.h"
 
 namespace ballast {
-namespace {}  // namespace
-
 absl::StatusOr<std::unique_ptr<Subscriber>> PartsSubscriber::Open(ClientOptions options,
                                                                   const SubscribeOptions& subscription) {
   auto servers = SplitServers(options.server);
@@ -133,7 +131,9 @@ absl::StatusOr<std::optional<FollowedVersion>> PartsSubscriber::Next(double time
     const uint64_t seen = changes_->count();
     if (closed_) return absl::CancelledError("the subscriber is closed");
     if (auto s = CollectAll(); !s.ok()) return s;
-    if (IsHere() && Fits()) return HandOut();
+    if (IsHere() && Fits()) {
+      if (auto version = HandOut()) return version;
+    }
     if (HasSomething()) continue;
     if (!changes_->AwaitMore(seen, deadline)) return std::optional<FollowedVersion>();
   }
@@ -207,17 +207,26 @@ bool PartsSubscriber::Fits() {
   return !misfit_;
 }
 
-FollowedVersion PartsSubscriber::HandOut() {
-  FollowedVersion whole;
-  std::vector<uint64_t> generations;
-  bool changes_alone = handed().has_value();
-  {
-    absl::MutexLock lock(&mu_);
-    handed_ = std::exchange(agreed_, std::nullopt);
-    for (const v1::VersionId& id : *handed_) generations.push_back(id.generation());
-    whole.step = handed_->front().step();
-    whole.tag = tagged_.value_or("");
+std::optional<PartsSubscriber::Ids> PartsSubscriber::TakeAgreed(std::string* tag) {
+  const Standings standings = Look();  // what is here changes in Next alone
+  absl::MutexLock lock(&mu_);
+  if (!agreed_) return std::nullopt;
+  for (size_t p = 0; p < parts_.size(); ++p) {
+    if (!standings[p].here || !IsSameVersion(*standings[p].here, (*agreed_)[p])) return std::nullopt;
   }
+  handed_ = std::exchange(agreed_, std::nullopt);
+  *tag = tagged_.value_or("");
+  return handed_;
+}
+
+std::optional<FollowedVersion> PartsSubscriber::HandOut() {
+  FollowedVersion whole;
+  bool changes_alone = handed().has_value();
+  const std::optional<Ids> ids = TakeAgreed(&whole.tag);
+  if (!ids) return std::nullopt;
+  std::vector<uint64_t> generations;
+  for (const v1::VersionId& id : *ids) generations.push_back(id.generation());
+  whole.step = ids->front().step();
   whole.generation = MergeGenerations(generations);
   for (uint32_t p = 0; p < parts_.size(); ++p) {
     Came& came = came_[p];

@@ -89,7 +89,10 @@ class PartsSubscriber final : public Subscriber {
   bool IsHere() const;
   // It makes up one run, which is learned.
   bool Fits();
-  FollowedVersion HandOut();
+  // What was agreed on, if all of it is here still: who told it to go elsewhere may have come in between.
+  std::optional<FollowedVersion> HandOut();
+  // Likewise, as handed out from now on; its name goes to `tag`.
+  std::optional<Ids> TakeAgreed(std::string* tag);
   absl::Status CheckReadable() const;
   absl::StatusOr<PartPlacement::Place> Find(uint32_t tensor) const;
 
@@ -100,6 +103,8 @@ class PartsSubscriber final : public Subscriber {
   absl::Time RelaxLater(const std::vector<VersionNegotiation::Standing>& standings);
   absl::Time Ask(const std::vector<VersionNegotiation::Standing>& standings);
   bool is_tagged() const;
+  // While it goes to a version: the name may have been given to another one since.
+  absl::Time SettleTagged(const Ids& common);
   // last: handed out.
   static std::vector<VersionNegotiation::Standing> StandingsOf(const Standings& seen, const std::optional<Ids>& last);
   void Tell(const std::vector<VersionNegotiation::Order>& orders);
@@ -120,6 +125,7 @@ class PartsSubscriber final : public Subscriber {
   VersionNegotiation negotiation_;
   Patience patience_;
   std::optional<Ids> seen_handed_ = {};
+  absl::Time listed_at_ = absl::InfinitePast();  // the versions that have names
 
   absl::Mutex turning_ ABSL_ACQUIRED_BEFORE(mu_);  // while parts are told where to go
   mutable absl::Mutex mu_;

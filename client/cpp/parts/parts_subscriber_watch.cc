@@ -7,6 +7,7 @@
 
 #include "client/cpp/follow/incoming_version.h"
 #include "client/cpp/parts/for_all.h"
+#include "client/cpp/parts/part_tags.h"
 #include "client/cpp/parts/parts_subscriber.h"
 #include "client/cpp/transport/connection.h"
 
@@ -59,14 +60,15 @@ void PartsSubscriber::Tell(const std::vector<VersionNegotiation::Order>& orders)
 
 absl::Time PartsSubscriber::Settle() {
   std::optional<Ids> common, last;
-  bool resumed = false;
+  bool resumed = false, tagged = false;
   {
     absl::MutexLock lock(&mu_);  // one moment's: what is handed out in between would be agreed on again
-    if (tagged_) return absl::InfiniteFuture();
+    tagged = tagged_.has_value();
     common = agreed_;
     last = handed_;
-    resumed = std::exchange(resumed_, false);
+    if (!tagged) resumed = std::exchange(resumed_, false);
   }
+  if (tagged) return common ? SettleTagged(*common) : absl::InfiniteFuture();
   if (resumed) {
     for (size_t p = 0; p < parts_.size(); ++p) Tell({negotiation_.GoOn(p)});
   }
@@ -85,6 +87,26 @@ absl::Time PartsSubscriber::Settle() {
   if (negotiation_.WantsTimelines(standings)) return Ask(standings);
   const bool waits = std::any_of(standings.begin(), standings.end(), [](const auto& part) { return part.offered; });
   return waits || negotiation_.strict() ? RelaxLater(standings) : absl::InfiniteFuture();
+}
+
+absl::Time PartsSubscriber::SettleTagged(const Ids& common) {
+  if (Stands(StandingsOf(Look(), std::nullopt), common)) return absl::InfiniteFuture();
+  if (const absl::Time next = listed_at_ + kAskAgain; absl::Now() < next) return next;
+  listed_at_ = absl::Now();
+  std::string tag;
+  {
+    absl::MutexLock lock(&mu_);
+    tag = tagged_.value_or("");
+  }
+  const auto lists = AllOrError(
+      ForAll(static_cast<uint32_t>(parts_.size()), [&](uint32_t p) { return parts_[p]->VersionsFor(tag); }), names_);
+  auto ids = lists.ok() ? FindTag(*lists, names_, tag) : lists.status();
+  if (ids.ok()) {
+    absl::MutexLock lock(&mu_);
+    if (tagged_ == tag && agreed_) agreed_ = *std::move(ids);
+  }
+  changes_->Notify();
+  return listed_at_ + kAskAgain;
 }
 
 absl::Time PartsSubscriber::RelaxLater(const std::vector<VersionNegotiation::Standing>& standings) {

@@ -40,7 +40,8 @@ class Tagging:
         Raises:
             Rejected: a step is open; the optimizer has no follow=Follow(tags=...), or as many names as that allows; the name
                 is that of other weights, and replace is not set; the daemon's disk is full: all is as before, and the
-                training may go on.
+                training may go on. Where one of several daemons fails, the message says which others have the name already:
+                it cannot be read until it is given again.
         """
         steps, name = self._steps, text("name", name)
         with steps.lock, steps.following():

@@ -72,9 +72,10 @@ class FakePart final : public HeldSubscriber {
     absl::MutexLock lock(&mu_);
     now_.generation = generation;
   }
-  // It has a version by this name.
+  // It has a version by this name, and no other by any.
   void Name(const std::string& tag, const v1::VersionId& id, uint64_t mark) {
     absl::MutexLock lock(&mu_);
+    versions_.clear_tags();
     v1::TaggedVersion* const named = versions_.add_tags();
     named->set_name(tag);
     *named->mutable_id() = id;

@@ -60,7 +60,7 @@ TEST_F(PartTagsTest, WhatSomeLackOrHaveOtherwiseCannotBeRead) {
   Name(0, "unmarked", 4, 0);
   Name(1, "unmarked", 4, 0);
   Name(0, "damaged", 4, 7);
-  Name(1, "damaged", 4, 7)->set_unreadable("its file is damaged");
+  Name(1, "damaged", 0, 0)->set_unreadable("its file is damaged");  // it has no mark that is known
   for (const auto& [name, why] : {std::pair("half", "b:2 none"),
                                   {"torn", "b:2 another"},
                                   {"unmarked", "a:1 none"},

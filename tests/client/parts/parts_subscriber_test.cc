@@ -285,6 +285,34 @@ TEST_F(PartsSubscriberTest, ANamedVersionIsHandedOutAndStaysUntilResume) {
   EXPECT_THAT(newest.tag, IsEmpty());
 }
 
+TEST_F(PartsSubscriberTest, ANameThatIsGivenToAnotherVersionMeanwhileIsThatOne) {
+  Begin(3);
+  for (FakePart* part : parts_) part->Name("good", PartVersionId(2), /*mark=*/7);
+  ASSERT_EQ(reader_->Rollback("good"), absl::OkStatus());
+  for (FakePart* part : parts_) part->Name("good", PartVersionId(4), /*mark=*/8);
+  for (FakePart* part : parts_) part->Offer(PartVersionId(4));
+  const FollowedVersion version = Next();
+  EXPECT_EQ(version.tag, "good");
+  EXPECT_EQ(version.step, 4u);
+}
+
+TEST_F(PartsSubscriberTest, ResumeAtAnyMomentOfAVersionWithAName) {
+  uint64_t step = 3;
+  Begin(step);
+  for (int round = 0; round < 200; ++round) {
+    for (FakePart* part : parts_) part->Name("good", PartVersionId(step), /*mark=*/7);
+    ASSERT_EQ(reader_->Rollback("good"), absl::OkStatus());
+    std::thread resumes([this] { reader_->Resume(); });
+    for (FakePart* part : parts_) part->Arrive(PartVersionId(step));
+    const auto named = reader_->Next(0);
+    resumes.join();
+    ASSERT_TRUE(named.ok()) << named.status();
+    ++step;
+    for (FakePart* part : parts_) part->Arrive(PartVersionId(step));
+    while (Next().step != step && !HasFailure()) continue;
+  }
+}
+
 TEST_F(PartsSubscriberTest, WhatWasNamedByHalvesIsRefused) {
   Begin(3);
   parts_[0]->Name("good", PartVersionId(2), /*mark=*/7);

@@ -24,9 +24,12 @@ class TagsTest : public FollowersTest {
   using CallPtr = std::shared_ptr<Call>;
 
   CallPtr BeginTag(const std::string& name, std::optional<VersionChoice> version = {}, bool replace = false) {
+    return BeginOrder({.name = name, .replace = replace}, std::move(version));
+  }
+  CallPtr BeginOrder(TagKeeper::Order order, std::optional<VersionChoice> version = {}) {
     auto call = std::make_shared<Call>();
     OnStrand([&] {
-      followers_->Tag({.order = {.name = name, .replace = replace}, .version = std::move(version)},
+      followers_->Tag({.order = std::move(order), .version = std::move(version)},
                       [call](absl::StatusOr<TagKeeper::Tagged> answer) {
                         call->answer = std::move(answer);
                         call->done.Notify();

@@ -57,6 +57,40 @@ TEST_F(TagsInMemoryTest, WithoutAReaderAVersionIsMadeOfTheLastStepThatClosed) {
   EXPECT_EQ(*Read(Named("b")), Look());
 }
 
+TEST_F(TagsInMemoryTest, ANameForOneStepWaitsForThatOne) {
+  Make("bf16");
+  const auto first = TagNow("a", 3);
+  ASSERT_TRUE(first.ok()) << first.status();
+  VersionId later = first->tag.id;
+  later.step = 5;
+  const CallPtr one = BeginOrder({.name = "b", .mark = 7, .only = later});
+  const CallPtr other = BeginOrder({.name = "b", .mark = 7, .only = later});
+  ChangeAll(4);
+  EXPECT_FALSE(Close(4)) << "it is for another";
+  ChangeAll(5);
+  ASSERT_TRUE(Close(5));
+  Encode();
+  ASSERT_TRUE(Await(one).ok() && Await(other).ok());
+  EXPECT_EQ(Await(one)->tag.id, later);
+  EXPECT_FALSE(Await(other)->created);
+  EXPECT_EQ(*Read(Named("b")), Look());
+  const CallPtr again = BeginOrder({.name = "b", .mark = 7, .only = later});
+  EXPECT_TRUE(Await(again).ok()) << "it has it, whatever the run has come to";
+}
+
+TEST_F(TagsInMemoryTest, AStepThatDoesNotCloseIsNotAwaitedForEver) {
+  Make("bf16");
+  VersionId never = TagNow("a", 3)->tag.id;
+  never.step = 9;
+  const CallPtr call = BeginOrder({.name = "b", .only = never});
+  OnStrand([&] { followers_->Tick(MonotonicSeconds()); });
+  EXPECT_FALSE(call->done.HasBeenNotified());
+  OnStrand([&] { followers_->Tick(MonotonicSeconds() + 31); });
+  EXPECT_EQ(Await(call).status().code(), absl::StatusCode::kAborted);
+  EXPECT_THAT(std::string(Await(call).status().message()), HasSubstr("step 9 of run"));
+  EXPECT_FALSE(Close(9)) << "nobody waits for it now";
+}
+
 TEST_F(TagsInMemoryTest, ANameThatCameWhileAnOlderVersionWasMadeGetsTheNext) {
   Make("bf16");
   const auto reader = Follow();
