@@ -89,6 +89,19 @@ TEST_F(PartTagsTest, AllAreAskedForTheSameStepWithOneMark) {
   EXPECT_NE((*Orders())[0].mark(), (*now)[0].mark());
 }
 
+TEST_F(PartTagsTest, WhatWasTakenBackMeanwhileIsSeen) {
+  const auto orders = Orders();
+  ASSERT_TRUE(orders.ok()) << orders.status();
+  EXPECT_TRUE(AreOfNow(lists_, *orders));
+  lists_[0].mutable_current()->set_step(9);
+  EXPECT_TRUE(AreOfNow(lists_, *orders)) << "the run has gone on";
+  lists_[1].mutable_current()->set_generation(7);
+  EXPECT_FALSE(AreOfNow(lists_, *orders)) << "a daemon was taken back";
+  *lists_[1].mutable_current() = (*orders)[1].only();
+  lists_[0].mutable_current()->set_epoch(10);
+  EXPECT_FALSE(AreOfNow(lists_, *orders)) << "its weights are others";
+}
+
 TEST_F(PartTagsTest, AVersionIsChosenByItsName) {
   Name(0, "good", 4, 7);
   request_.mutable_version()->set_tag("good");
