@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 import ballast
@@ -125,6 +126,9 @@ def test_names_on_the_disk_outlive_the_daemons(tmp_path: Path) -> None:
             daemons.restart(number)
         step, had = named(daemons.server, "good")
         assert step == 2 and same_bits(had, good)
+        ctl(daemons.server, "follow", "r", "--tag", "good", "--out", str(tmp_path / "fetched"))
+        [file] = (tmp_path / "fetched").glob("*.safetensors")
+        assert same_bits([load_file(file)[name] for name, _ in trained.named_parameters()], good)
         with optimizer_of(trained, daemons.server) as optimizer:
             train(trained, optimizer, 1)
             assert optimizer.tags() == {"good": 2}

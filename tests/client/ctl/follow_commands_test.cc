@@ -239,8 +239,6 @@ TEST_F(FollowCommandsTest, WrongWordsAndFoldersAreNamed) {
               AllOf(HasSubstr("no run 'other'"), HasSubstr("nor did that change within 0.01 s")));
   EXPECT_THAT(Say({"follow", "r", "--out", "x", "--wait-for-run", "-1"}).err, HasSubstr("--wait-for-run is '-1'"));
   EXPECT_THAT(Say({"follow", "r", "--out", "x", "--server", "a:1,a:1"}).err, HasSubstr("'a:1' is named twice"));
-  EXPECT_THAT(Say({"follow", "r", "--out", "x", "--tag", "best", "--server", "a:1,b:2"}).err,
-              HasSubstr("version 'best' of run 'r', which is on several daemons"));
   EXPECT_EQ(Say({"follow", "r", "--out", "x", "--server", "127.0.0.1:1", "--timeout=0.05"}).code, kUnreachable);
   EXPECT_THAT(Say({"follow", "r", "--out", "x", "--tag", "t", "--format", "bf16"}).err,
               HasSubstr("leave out --format"));
