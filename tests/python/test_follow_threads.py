@@ -67,6 +67,11 @@ def send(fake: FakeFollow, follower: ballast.Follower, step: int) -> None:
     assert follower._feed.wait(seen, LONG_S)
 
 
+def evaluate(net: nn.Module, followed: ballast.Follower) -> None:
+    with followed.held():
+        net(INPUT)
+
+
 def await_waiting(follower: ballast.Follower) -> None:
     gate = follower._gate
     with gate._free:
@@ -104,11 +109,7 @@ def test_threads_that_are_always_in_a_forward_get_each_version(
 
 
 def test_nobody_waits_while_weights_are_held(fake: FakeFollow, net: nn.Module, followed: ballast.Follower) -> None:
-    def evaluate() -> None:
-        with followed.held():
-            net(INPUT)
-
-    holder = Called(evaluate, stays=True)
+    holder = Called(lambda: evaluate(net, followed), stays=True)
     send(fake, followed, 2)
     net(INPUT)
     assert followed.step == 1
@@ -134,11 +135,7 @@ def test_a_forward_waits_so_long_and_once_for_the_same_others(
 def test_who_did_not_wait_waits_when_weights_are_not_held_any_more(
     fake: FakeFollow, net: nn.Module, followed: ballast.Follower
 ) -> None:
-    def evaluate() -> None:
-        with followed.held():
-            net(INPUT)
-
-    holder = Called(evaluate, stays=True)
+    holder = Called(lambda: evaluate(net, followed), stays=True)
     send(fake, followed, 2)
     net(INPUT)
     forward = Called(lambda: net(INPUT), stays=True)
