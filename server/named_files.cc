@@ -32,8 +32,9 @@ ConfigError CheckProgramOf(const Config::Storage& storage) {
 }
 
 ConfigError CheckImportDir(const Config::Storage& storage) {
-  if (storage.import_dir == "off") return {};
-  const absl::Status listed = SystemFs()->List(std::string(absl::StripSuffix(storage.import_dir, "/"))).status();
+  const std::string folder = ImportDir(storage);
+  if (folder.empty()) return {};
+  const absl::Status listed = SystemFs()->List(folder).status();
   if (listed.ok()) return {};
   return {.path = "storage.import_dir",
           .problem = absl::StrCat(listed.message(),
@@ -72,6 +73,10 @@ ConfigError CheckRelayFiles(const Config::Relay& relay) {
 }
 
 }  // namespace
+
+std::string ImportDir(const Config::Storage& storage) {
+  return storage.import_dir == "off" ? "" : std::string(absl::StripSuffix(storage.import_dir, "/"));
+}
 
 absl::Status CheckStorageNames(const Config::Storage& storage) {
   for (const ConfigError& wrong : {CheckProgramOf(storage), CheckImportDir(storage)}) {

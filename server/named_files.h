@@ -2,12 +2,17 @@
 // Nothing is changed, so that it can be asked beside a daemon that runs. Thread-safe: functions without a state.
 #pragma once
 
+#include <string>
+
 #include "absl/status/status.h"
 
 #include "server/config/config.h"
 #include "server/config/config_check.h"
 
 namespace ballast {
+
+// storage.import_dir without a slash at its end, by way of which a link would be followed; empty: none.
+std::string ImportDir(const Config::Storage& storage);
 
 // Of storage.on_published and storage.import_dir, which must be there when the daemon starts, not when they are first
 // wanted. The status names the key.

@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 #include "proto/unix_address.h"
 
 #include "server/access/access_control.h"
@@ -335,9 +334,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::StartOn(std::vector<std::unique_
          .threads = static_cast<int>(config.storage.threads),
          .bytes_per_s = config.storage.bytes_per_s,
          .on_published = {.command = config.storage.on_published, .timeout_s = config.storage.on_published_timeout_s},
-         // Without a slash at its end, by way of which a link would be followed.
-         .import_dir =
-             config.storage.import_dir == "off" ? "" : std::string(absl::StripSuffix(config.storage.import_dir, "/"))});
+         .import_dir = ImportDir(config.storage)});
     if (!opened.ok()) {
       return absl::Status(opened.status().code(), absl::StrCat("storage.dir: ", opened.status().message()));
     }
