@@ -68,11 +68,15 @@ void PartsSubscriber::Close() {
   changes_->Notify();
 }
 
-absl::Status PartsSubscriber::Rollback(const std::string& tag) {
+absl::StatusOr<PartsSubscriber::Ids> PartsSubscriber::AskFor(const std::string& tag) const {
   const auto lists = AllOrError(
       ForAll(static_cast<uint32_t>(parts_.size()), [&](uint32_t p) { return parts_[p]->VersionsFor(tag); }), names_);
   if (!lists.ok()) return lists.status();
-  auto ids = FindTag(*lists, names_, tag);
+  return FindTag(*lists, names_, tag);
+}
+
+absl::Status PartsSubscriber::Rollback(const std::string& tag) {
+  auto ids = AskFor(tag);
   if (!ids.ok()) return ids.status();
   {
     absl::MutexLock turning(&turning_);

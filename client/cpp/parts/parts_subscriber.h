@@ -76,6 +76,8 @@ class PartsSubscriber final : public Subscriber {
   Standings Look() const;
   std::optional<Ids> agreed() const;
   std::optional<Ids> handed() const;
+  // Asks the daemons which versions have the name. Errors as from Rollback.
+  absl::StatusOr<Ids> AskFor(const std::string& tag) const;
 
   // --- the caller's thread ---
   absl::Status LearnSpec();

@@ -7,7 +7,6 @@
 
 #include "client/cpp/follow/incoming_version.h"
 #include "client/cpp/parts/for_all.h"
-#include "client/cpp/parts/part_tags.h"
 #include "client/cpp/parts/parts_subscriber.h"
 #include "client/cpp/transport/connection.h"
 
@@ -98,10 +97,7 @@ absl::Time PartsSubscriber::SettleTagged(const Ids& common) {
     absl::MutexLock lock(&mu_);
     tag = tagged_.value_or("");
   }
-  const auto lists = AllOrError(
-      ForAll(static_cast<uint32_t>(parts_.size()), [&](uint32_t p) { return parts_[p]->VersionsFor(tag); }), names_);
-  auto ids = lists.ok() ? FindTag(*lists, names_, tag) : lists.status();
-  if (ids.ok()) {
+  if (auto ids = AskFor(tag); ids.ok()) {
     absl::MutexLock lock(&mu_);
     if (tagged_ == tag && agreed_) agreed_ = *std::move(ids);
   }
