@@ -68,7 +68,9 @@ class FollowedParameters:
 
     @property
     def devices(self) -> set[torch.device]:
-        """Where they are now."""
+        """Where they are now; before torch has used a GPU that is the host, and nothing is looked through."""
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # torch declares none
+            return {torch.device("cpu")}
         return {parameter.device for parameter in self._parameters.values()}
 
     def await_copies(self) -> None:
