@@ -120,9 +120,10 @@ absl::Status StepStream::status() const {
   return status_;
 }
 
-bool StepStream::AwaitConnected(absl::Duration timeout) const {
+bool StepStream::AwaitConnected(absl::Duration timeout) {
   const auto there = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return open_ || !status_.ok(); };
   absl::MutexLock lock(&mu_);
+  if (call_ != nullptr && call_->transport->HungUp()) open_ = false;  // why, the reader finds out
   return mu_.AwaitWithTimeout(absl::Condition(&there), timeout);
 }
 

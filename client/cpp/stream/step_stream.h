@@ -81,7 +81,7 @@ class StepStream {
   // FAILED_PRECONDITION: a step is open here, of which the daemon may not have heard. Else status().
   absl::Status CheckBetweenSteps(absl::string_view call) const;
   // Waits until the stream is open, or the client has failed, or for so long; then false.
-  bool AwaitConnected(absl::Duration timeout) const;
+  bool AwaitConnected(absl::Duration timeout);
   // Waits until the daemon has ended the session, or for so long.
   void AwaitEnd(absl::Duration timeout) const;
 

@@ -35,6 +35,7 @@ class ShmTransport final : public Transport {
   bool WriteAt(const GradientRoom& room, uint64_t bytes, const v1::TrainRequest& request) override;
   uint64_t slots_free() const override { return lender_.free(); }
   bool Read(v1::TrainResponse* response, absl::Span<const std::byte>* data) override;
+  bool HungUp() const override { return socket_.HungUp(); }
   void Cancel() override;
   absl::Status Finish() override { return *end_; }
 

@@ -50,6 +50,8 @@ class Transport {
   virtual uint64_t slots_free() const { return kUnbounded; }
   // Waits for a response. *data: the payload of a Weights message, valid until the next Read.
   virtual bool Read(v1::TrainResponse* response, absl::Span<const std::byte>* data) = 0;
+  // Whether the daemon's end is known to be gone, before a reader that sleeps has looked. Any thread.
+  virtual bool HungUp() const { return false; }
   virtual void Cancel() = 0;
   // How the stream ended, in the daemon's words, or UNAVAILABLE.
   virtual absl::Status Finish() = 0;

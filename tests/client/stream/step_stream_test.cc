@@ -86,5 +86,12 @@ TEST_F(StepStreamTest, AWriteThatOutlivesItsStepMayBeOfATensorThatTheNextOneLack
   ExpectGradientsOf('y', 1);
 }
 
+// A step of several daemons is not to begin on the others for as long as a sleeping reader may take to look.
+TEST_F(StepStreamTest, IsNotConnectedOnceTheDaemonIsGoneThoughTheReaderSleeps) {
+  EXPECT_TRUE(stream_->AwaitConnected(absl::InfiniteDuration()));
+  script_->HangUp();
+  EXPECT_FALSE(stream_->AwaitConnected(absl::ZeroDuration()));
+}
+
 }  // namespace
 }  // namespace ballast

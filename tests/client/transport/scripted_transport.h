@@ -48,6 +48,8 @@ class Script {
     return written_at_;
   }
   void Break() { Set(&over_, true); }
+  // The daemon's end is gone, and the reader has not seen it yet.
+  void HangUp() { Set(&hung_up_, true); }
   void Scribble() {  // over what lies in the rooms
     absl::MutexLock lock(&mu_);
     memory_.assign(memory_.size(), '?');
@@ -70,7 +72,7 @@ class Script {
   }
 
   absl::Mutex mu_;
-  bool held_ = false, waits_ = false, over_ = false, writes_at_once_ = true;
+  bool held_ = false, waits_ = false, over_ = false, hung_up_ = false, writes_at_once_ = true;
   std::deque<v1::TrainResponse> said_;
   std::vector<v1::TrainRequest> written_;
   uint64_t room_bytes_ = 0;
@@ -97,6 +99,10 @@ class ScriptedTransport final : public Transport {
     script_.waits_ = false;
     script_.written_.push_back(*request);
     return !script_.over_;
+  }
+  bool HungUp() const override {
+    absl::MutexLock lock(&script_.mu_);
+    return script_.hung_up_;
   }
   bool has_rooms() const override { return true; }
   bool writes_at_once() const override {

@@ -62,6 +62,12 @@ TEST_F(ShmTransportTest, AReaderThatIsBusyBeats) {
   }
 }
 
+TEST_F(ShmTransportTest, KnowsThatTheDaemonIsGoneBeforeItsReaderHasLooked) {
+  EXPECT_FALSE(transport_->HungUp());
+  daemon_ = ShmSocket();
+  EXPECT_TRUE(transport_->HungUp());
+}
+
 // The client's hello then lies unread in the socket, so the socket reports an error instead of its end.
 TEST(ShmTransportOpenTest, ADaemonThatEndsBeforeItAnswersIsNotSaidToBeOfAnotherVersion) {
   const std::string path = absl::StrCat(::testing::TempDir(), "ballast-shm-transport-end-", getpid(), ".sock");
