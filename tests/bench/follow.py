@@ -35,7 +35,7 @@ from turns import Load, quartiles
 
 READERS = {"nobody": 0, "one": 1, "sixteen": 16}
 AGAINST = {"nobody": None, "one": "nobody", "sixteen": "nobody"}
-TENSORS, ELEMENTS, WORK, STEPS = 20, 1_000_000, 700, 4
+TENSORS, STEPS = 20, 4
 BOUND, GOAL = 1.05, 50
 PATIENT = {"connect_timeout": 300.0, "reconnect_timeout": 300.0}  # little priority on a busy machine
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,14 +71,22 @@ def read_along(server: str, run: str, count: int) -> None:
     os._exit(0)  # the threads wait for versions
 
 
+@dataclass
+class Size:
+    """elements: of each tensor. work: the rows of the matrices whose product takes what a layer's backward does."""
+
+    elements: int = 1_000_000
+    work: int = 700
+
+
 class Followed:
     """A run with its readers."""
 
-    def __init__(self, server: str, name: str):
+    def __init__(self, server: str, name: str, size: Size):
         torch.manual_seed(1)
-        self.tensors = [torch.nn.Parameter((torch.randn(ELEMENTS) / 10).bfloat16()) for _ in range(TENSORS)]
-        self.gradients = [torch.randn(ELEMENTS).bfloat16() for _ in range(TENSORS)]
-        self.work = torch.randn(WORK, WORK)
+        self.tensors = [torch.nn.Parameter((torch.randn(size.elements) / 10).bfloat16()) for _ in range(TENSORS)]
+        self.gradients = [torch.randn(size.elements).bfloat16() for _ in range(TENSORS)]
+        self.work = torch.randn(size.work, size.work)
         named = [(f"w{i}", tensor) for i, tensor in enumerate(self.tensors)]
         self.optimizer = ballast.AdamW(named, lr=1e-6, server=server, run=name, follow=True)
         self.step()
@@ -91,7 +99,7 @@ class Followed:
 
     def step(self) -> None:
         for tensor, gradient in zip(self.tensors, self.gradients):
-            self.work @ self.work  # what a layer's backward takes
+            self.work @ self.work
             tensor.backward(gradient)
         self.optimizer.step()
 
@@ -115,11 +123,11 @@ class Followed:
             self.readers.communicate()
 
 
-def measure_steps(rounds: int) -> tuple[dict[str, list[float]], Load]:
+def measure_steps(rounds: int, size: Size) -> tuple[dict[str, list[float]], Load]:
     seconds: dict[str, list[float]] = {name: [] for name in READERS}
     load = Load()
     with trainer.own_daemon() as daemon, ExitStack() as stack:
-        runs = {name: Followed(daemon.server, name) for name in READERS}
+        runs = {name: Followed(daemon.server, name, size) for name in READERS}
         for run in runs.values():
             stack.callback(run.close)
             run.turn()
@@ -233,12 +241,12 @@ def table_of(name: str, changes: list[dict]) -> list[str]:
     return lines
 
 
-def report(seconds: dict, load: Load, changes: dict[str, list[dict]], rounds: int) -> str:
+def report(seconds: dict, load: Load, changes: dict[str, list[dict]], rounds: int, size: Size) -> str:
     lines = [
         "# Readers that follow a run, measured",
         "",
         f"`tests/bench/follow.py --rounds {rounds}` on {machine()}; {datetime.date.today()}. Medians over rounds of {STEPS} "
-        f"steps, quartiles in brackets; ratios within a round, bound {BOUND}. 20 M parameters in bf16, a version of "
+        f"steps, quartiles in brackets; ratios within a round, bound {BOUND}. {TENSORS * size.elements / 1e6:g} M parameters in bf16, a version of "
         "every step.",
         load.told(),
         "",
@@ -259,15 +267,15 @@ def main() -> int:
         read_along(sys.argv[2], sys.argv[3], int(sys.argv[4]))
     options = trainer.recording_parser(__doc__, "few rounds, steps and rates", 15).parse_args()
     torch.set_num_threads(1)
-    rates, steps, characters, batch = slice(None), 16, None, 8
-    if options.quick:
-        rates, steps, characters, batch, options.rounds = slice(1), 2, 100_000, 2, 2
+    rates, steps, characters, batch, size = slice(None), 16, None, 8, Size()
+    if options.quick:  # the readers, whose priority is little, get hardly a processor on a busy machine
+        rates, steps, characters, batch, options.rounds, size = slice(1), 2, 100_000, 2, 2, Size(20_000, 100)
     trainings = [king_james_training(), minilm_training(characters, batch)]
     changes = {
         training.name: measure_changes(training, training.rates[rates], steps) for training in trainings if training
     }
-    seconds, load = measure_steps(options.rounds)
-    text = report(seconds, load, changes, options.rounds)
+    seconds, load = measure_steps(options.rounds, size)
+    text = report(seconds, load, changes, options.rounds, size)
     trainer.publish(options, "follow", text, rows(seconds, AGAINST, options.rounds))
     return 0
 
