@@ -158,3 +158,28 @@ def test_a_forward_within_one_does_not_wait(fake: FakeFollow, net: nn.Module, fo
     net(INPUT)
     net(INPUT)
     assert followed.step == 2
+
+
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("updated", [False, True])
+def test_a_forward_that_was_interrupted_is_over(
+    fake: FakeFollow, net: nn.Module, followed: ballast.Follower, held: bool, updated: bool
+) -> None:
+    """As by control-C in a notebook: torch runs no hook then."""
+
+    def interrupt(module: nn.Module, inputs: Any) -> None:
+        raise KeyboardInterrupt
+
+    hook = net.get_submodule("inner").register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(net, followed) if held else net(INPUT)
+    hook.remove()
+    send(fake, followed, 2)
+    if updated:
+        assert followed.update()
+    net(INPUT)
+    assert followed.step == 2
+    Called(lambda: net(INPUT)).end()
+    send(fake, followed, 3)
+    Called(lambda: net(INPUT)).end()
+    assert followed.step == 3

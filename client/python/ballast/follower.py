@@ -16,6 +16,7 @@ from torch import nn
 
 from ballast.errors import Rejected
 from ballast.followed_parameters import FollowedParameters, Names, listed
+from ballast.module_calls import ModuleCalls
 from ballast.stream_order import StreamOrder
 from ballast.subscriber import Subscriber, Version
 from ballast.tls import Tls
@@ -121,7 +122,7 @@ class Follower(Uncopyable):
         self._version: Version | None = None
         self._gate = WeightsGate()
         self._order = StreamOrder()
-        self._calls = threading.local()
+        self._calls = ModuleCalls()
         untraced: Any = torch.compiler.disable  # torch declares no types for it
         self._hooks = [
             module.register_forward_pre_hook(_Hook(untraced(self._before)), prepend=True),
@@ -164,6 +165,7 @@ class Follower(Uncopyable):
     def update(self) -> bool:
         """Puts the newest version that has come into the module, once no forward is under way. False: there is no newer one.
         Rejected within a forward or held() of this thread."""
+        self._leave_lost()
         self._feed.check()
         if self._order.capturing(self._parameters.devices):
             raise Rejected(
@@ -207,11 +209,13 @@ class Follower(Uncopyable):
         """A block in which the module's weights stay those of one version, the newest that has come by now: for several forwards
         that belong together, such as an evaluation, or the generation of a text. Of this thread; others may hold them, too.
         """
+        self._leave_lost()
         self._renew()
         self._enter(holds=True)
         try:
             yield self._version
         finally:
+            self._leave_lost()
             self._leave()
 
     def close(self) -> None:
@@ -232,16 +236,21 @@ class Follower(Uncopyable):
     # --- what the module's calls do -----------------------------------------------------------------------------------
 
     def _before(self, module: nn.Module, inputs: Any) -> None:
-        entered = self._entered()
-        entered.append(False)  # _after is called whatever becomes of this
+        self._leave_lost()
+        call = self._calls.begin()  # _after is called whatever becomes of this, but an interrupt
         self._renew()
         self._enter()
-        entered[-1] = True
+        call.inside = True
 
     def _after(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        entered = self._entered()
-        if entered and entered.pop():
+        call = self._calls.end()
+        if call is not None and call.inside:
             self._leave()
+
+    def _leave_lost(self) -> None:
+        for call in self._calls.take_lost():
+            if call.inside:
+                self._leave()
 
     def _enter(self, holds: bool = False) -> None:
         self._gate.enter(holds)
@@ -256,13 +265,6 @@ class Follower(Uncopyable):
             self._order.end_use(self._parameters.devices)
         finally:
             self._gate.leave()
-
-    def _entered(self) -> list[bool]:
-        """By call of the module in this thread that has begun and not ended."""
-        if not hasattr(self._calls, "entered"):
-            self._calls.entered = []
-        entered: list[bool] = self._calls.entered
-        return entered
 
     def _renew(self) -> None:
         """The newest version, once other threads' forwards are over; not while somebody holds the weights, nor while what is asked
