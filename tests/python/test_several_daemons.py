@@ -89,7 +89,7 @@ def test_checkpoints_by_time_are_of_the_same_steps(daemons: Daemons, tmp_path: P
     with ballast.AdamW(
         model.named_parameters(), server=daemons.server, run=RUN, checkpoint_every_seconds=0.05
     ) as optimizer:
-        durable: set[int] = set()
+        durable: set[int] = set()  # told are those that all have, though a daemon that is slow may write others, too
         while len(durable - {0}) < 3:
             model(torch.ones(2, 8)).sum().backward()
             optimizer.step()
@@ -98,8 +98,27 @@ def test_checkpoints_by_time_are_of_the_same_steps(daemons: Daemons, tmp_path: P
     daemons.drain()
     folders = (tmp_path / "storage" / f"part-{part}" / "runs" / RUN for part in range(COUNT))
     kept = [sorted(path.name for path in folder.glob("0*-step-*")) for folder in folders]
-    newest = [names[-2:] for names in kept]  # one that all have may stay before them
-    assert len(newest[0]) == 2 and newest[0] == newest[1] == newest[2], kept
+    newest = {names[-1].rpartition("-")[2] for names in kept}
+    assert len(newest) == 1 and all(len(names) >= 2 for names in kept), kept
+
+
+def test_what_each_has_of_another_step_is_not_durable(daemons: Daemons) -> None:
+    """As where one daemon writes more slowly than the others."""
+    training = training_on(daemons.server, **SELDOM)
+    training.steps(4)
+    assert training.optimizer.checkpoint() == 4
+    for later in (daemons.each[:1], daemons.each[1:]):
+        training.steps(2)
+        for daemon in later:
+            assert ctl("checkpoint", RUN, server=daemon.server).returncode == 0
+    training.steps(1)
+    told = training.optimizer.last_result.durable_step, training.optimizer.run_status()["durability"]["durable_step"]
+    assert told == (4, 4)
+    for part in range(COUNT):
+        daemons.restart(part)
+    training.step()
+    assert training.rewound == [4]
+    training.optimizer.close()
 
 
 def test_the_checkpoint_that_all_have_stays_whatever_one_of_them_writes(daemons: Daemons) -> None:

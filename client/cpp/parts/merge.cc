@@ -157,7 +157,6 @@ void AddStatus(const v1::RunStatus& part, v1::RunStatus* whole) {
   for (const v1::AwaitedRank& rank : part.awaited()) AddAwaited(rank, whole->mutable_awaited());
   if (!whole->has_durability() || !part.has_durability()) return;
   v1::DurabilityStatus* durability = whole->mutable_durability();
-  durability->set_durable_step(std::min(durability->durable_step(), part.durability().durable_step()));
   durability->set_checkpoint_bytes(durability->checkpoint_bytes() + part.durability().checkpoint_bytes());
   durability->set_checkpoint_age_s(std::max(durability->checkpoint_age_s(), part.durability().checkpoint_age_s()));
   durability->set_writing(durability->writing() || part.durability().writing());
@@ -170,6 +169,7 @@ void AddStatus(const v1::RunStatus& part, v1::RunStatus* whole) {
 
 v1::RunStatus MergeStatuses(absl::Span<const v1::RunStatus> statuses, const PartPlacement& placement, bool staged) {
   v1::RunStatus whole = statuses[0];
+  if (whole.has_durability()) whole.mutable_durability()->clear_durable_step();
   std::vector<v1::RunPlan> plans;
   std::vector<v1::StepResult> results;
   std::map<uint64_t, size_t> snapshots;
@@ -331,7 +331,6 @@ v1::StepResult MergeResults(absl::Span<const v1::StepResult> results, const Part
     whole.set_detail(named ? absl::StrCat(names[*part], ": ", why.detail()) : why.detail());
   }
   double squares = 0, norm = 0;
-  whole.set_durable_step(results[0].durable_step());
   whole.set_clip_coefficient(results[0].clip_coefficient());
   for (uint32_t part = 0; part < results.size(); ++part) {
     const v1::StepResult& result = results[part];
@@ -339,7 +338,6 @@ v1::StepResult MergeResults(absl::Span<const v1::StepResult> results, const Part
     for (const uint32_t tensor : result.tensors_not_applied()) {
       if (tensor < numbers.size()) whole.add_tensors_not_applied(numbers[tensor]);
     }
-    whole.set_durable_step(std::min(whole.durable_step(), result.durable_step()));
     whole.set_clip_coefficient(std::min(whole.clip_coefficient(), result.clip_coefficient()));
     whole.set_nonfinite_tensors(whole.nonfinite_tensors() + result.nonfinite_tensors());
     whole.set_rejected_blocks(whole.rejected_blocks() + result.rejected_blocks());

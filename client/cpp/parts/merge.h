@@ -20,7 +20,8 @@ namespace ballast {
 uint64_t MergeGenerations(const std::vector<uint64_t>& generations);
 // Sums; no device where some part does not fit.
 v1::RunPlan MergePlans(absl::Span<const v1::RunPlan> plans);
-// Sums, the worst state, and the last step that all have closed. Snapshots: those that all have. `staged`: as below.
+// Sums, the worst state, and the last step that all have closed. Snapshots: those that all have. Without durable_step: what
+// each daemon has on its disk does not tell what all have. `staged`: as below.
 v1::RunStatus MergeStatuses(absl::Span<const v1::RunStatus> statuses, const PartPlacement& placement, bool staged);
 // Steps by number, with the first part's times and losses and the worst outcome; the layers and tensors of all.
 v1::GetHistoryResponse MergeHistories(absl::Span<const v1::GetHistoryResponse> histories, bool staged);
@@ -30,7 +31,7 @@ v1::GetServerResponse MergeServers(absl::Span<const v1::GetServerResponse> serve
 v1::ListCheckpointsResponse MergeCheckpoints(absl::Span<const v1::ListCheckpointsResponse> lists,
                                              absl::Span<const std::string> names);
 
-// The run's outcome of one step. `staged`: norms are the run's already.
+// The run's outcome of one step, likewise without durable_step. `staged`: norms are the run's already.
 v1::StepResult MergeResults(absl::Span<const v1::StepResult> results, const PartPlacement& placement,
                             absl::Span<const std::string> names, bool staged);
 StepTiming MergeTimings(absl::Span<const StepResult> results);

@@ -12,23 +12,6 @@
 #include "client/cpp/parts/merge.h"
 
 namespace ballast {
-namespace {
-
-// A run whose checkpoint is asked for while it trains: the daemons may close a step in between.
-constexpr int kCheckpointTries = 20;
-
-// Of RewindResponse and RestoreResponse: all went to the same step.
-template <typename Answer>
-Answer MergedBack(const std::vector<Answer>& answers) {
-  std::vector<uint64_t> generations;
-  for (const Answer& answer : answers) generations.push_back(answer.generation());
-  Answer whole = answers.front();
-  whole.set_generation(MergeGenerations(generations));
-  return whole;
-}
-
-}  // namespace
-
 absl::StatusOr<std::unique_ptr<Client>> PartsClient::Connect(ClientOptions options, std::vector<std::string> servers) {
   auto daemons = AllOrError(ForAll(static_cast<uint32_t>(servers.size()),
                                    [&](uint32_t part) {
@@ -63,12 +46,6 @@ PartsClient::~PartsClient() {
 }
 
 const std::string& PartsClient::server() const { return options_.server; }
-
-template <typename T, typename Call>
-absl::StatusOr<std::vector<T>> PartsClient::AskAll(const Call& call) const {
-  return AllOrError(ForAll(parts(), [&](uint32_t part) -> absl::StatusOr<T> { return call(part, *daemons_[part]); }),
-                    names_);
-}
 
 // --- what is there ---------------------------------------------------------------------------------------------------
 
@@ -113,6 +90,14 @@ absl::StatusOr<v1::GetRunResponse> PartsClient::GetRun(const std::string& run_id
   }
   v1::GetRunResponse merged;
   *merged.mutable_status() = MergeStatuses(statuses, whole->placement, whole->staged());
+  if (merged.status().has_durability()) {
+    const uint64_t durable = DurableStep(whole->spec, statuses);
+    merged.mutable_status()->mutable_durability()->set_durable_step(durable);
+    if (merged.status().has_last_result()) {
+      v1::StepResult* const last = merged.mutable_status()->mutable_last_result();
+      last->set_durable_step(std::min(durable, last->step()));
+    }
+  }
   *merged.mutable_spec() = std::move(whole->spec);
   merged.set_spec_sha256(absl::StrJoin(hashes, ","));
   return merged;
@@ -284,89 +269,6 @@ absl::StatusOr<v1::DeleteRunResponse> PartsClient::DeleteRun(const std::string& 
   }
   if (!any) return deleted[0].status();
   return whole;
-}
-
-// --- going back ------------------------------------------------------------------------------------------------------
-
-absl::StatusOr<v1::RewindResponse> PartsClient::Rewind(const v1::RewindRequest& request) {
-  const auto run = GetRun(request.run_id());
-  if (!run.ok()) return run.status();
-  const auto& kept = run->status().snapshot_steps();
-  const uint64_t back = request.target_case() == v1::RewindRequest::kStepsBack ? request.steps_back() : 0;
-  const uint64_t most = run->status().step() - std::min(run->status().step(), back);
-  std::optional<uint64_t> target;
-  for (const uint64_t step : kept) {
-    const bool fits = request.target_case() == v1::RewindRequest::kToStep ? step == request.to_step() : step <= most;
-    if (fits) target = step;
-  }
-  if (!target) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "run '", request.run_id(), "' cannot be rewound so: the snapshots that all of its daemons have are ",
-        kept.empty() ? "none" : absl::StrCat("of steps ", absl::StrJoin(kept, ", "))));
-  }
-  v1::RewindRequest to_step = request;
-  to_step.set_to_step(*target);
-  auto rewound = AskAll<v1::RewindResponse>([&](uint32_t, DaemonClient& daemon) { return daemon.Rewind(to_step); });
-  if (!rewound.ok()) return rewound.status();
-  return MergedBack(*rewound);
-}
-
-absl::Status PartsClient::CheckAllHave(const std::string& run_id, uint64_t step) {
-  const auto stored = AskAll<v1::ListCheckpointsResponse>(
-      [&](uint32_t, DaemonClient& daemon) { return daemon.ListCheckpoints(run_id); });
-  if (!stored.ok()) return stored.status();
-  for (uint32_t part = 0; part < parts(); ++part) {
-    const auto& there = (*stored)[part].checkpoints();
-    const auto is = [&](const v1::StoredCheckpoint& one) {
-      return one.step() == step && !absl::StartsWith(one.state(), "damaged");
-    };
-    if (std::any_of(there.begin(), there.end(), is)) continue;
-    return absl::FailedPreconditionError(
-        absl::StrCat(names_[part], " has no checkpoint of step ", step, " of run '", run_id,
-                     "', and nothing was changed: restore it to a step of which all of its daemons have one"));
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<v1::RestoreResponse> PartsClient::Restore(const std::string& run_id, uint64_t step,
-                                                         const std::string& from) {
-  if (step == 0) {
-    return absl::InvalidArgumentError(
-        "Restore of a run on several daemons: name the step, which must be the same on all of them");
-  }
-  // One that lacks it would refuse what the others have done by then, and the run would be at two steps.
-  if (auto s = from.empty() ? CheckAllHave(run_id, step) : absl::OkStatus(); !s.ok()) return s;
-  auto restored =
-      AskAll<v1::RestoreResponse>([&](uint32_t, DaemonClient& daemon) { return daemon.Restore(run_id, step, from); });
-  if (!restored.ok()) return restored.status();
-  return MergedBack(*restored);
-}
-
-absl::StatusOr<v1::CheckpointResponse> PartsClient::Checkpoint(const std::string& run_id) {
-  for (int i = 0; i < kCheckpointTries; ++i) {
-    auto written =
-        AskAll<v1::CheckpointResponse>([&](uint32_t, DaemonClient& daemon) { return daemon.Checkpoint(run_id); });
-    if (!written.ok()) return written.status();
-    v1::CheckpointResponse whole = written->front();
-    bool same = true;
-    whole.set_bytes(0);
-    for (const v1::CheckpointResponse& part : *written) {
-      same = same && part.step() == whole.step();
-      whole.set_bytes(whole.bytes() + part.bytes());
-      whole.set_seconds(std::max(whole.seconds(), part.seconds()));
-    }
-    if (same) return whole;
-  }
-  return absl::UnavailableError(absl::StrCat(
-      "run '", run_id, "' makes steps so fast that its daemons have not written the same one ", kCheckpointTries,
-      " times: have it written by steps (RunSpec.checkpoint.every_steps), or between two steps of its trainers"));
-}
-
-absl::StatusOr<v1::ListCheckpointsResponse> PartsClient::ListCheckpoints(const std::string& run_id) {
-  auto lists = AskAll<v1::ListCheckpointsResponse>(
-      [&](uint32_t, DaemonClient& daemon) { return daemon.ListCheckpoints(run_id); });
-  if (!lists.ok()) return lists.status();
-  return MergeCheckpoints(*lists, names_);
 }
 
 }  // namespace ballast

@@ -22,6 +22,7 @@
 
 #include "client/cpp/client.h"
 #include "client/cpp/daemon_client.h"
+#include "client/cpp/parts/for_all.h"
 #include "client/cpp/parts/part_placement.h"
 #include "client/cpp/parts/shared_checkpoint.h"
 #include "client/cpp/wire/step_limits.h"
@@ -111,8 +112,12 @@ class PartsClient final : public Client {
               std::vector<std::unique_ptr<DaemonClient>> daemons);
 
   uint32_t parts() const { return static_cast<uint32_t>(daemons_.size()); }
+  // What each daemon answers, or the first error, which names the daemon.
   template <typename T, typename Call>
-  absl::StatusOr<std::vector<T>> AskAll(const Call& call) const;
+  absl::StatusOr<std::vector<T>> AskAll(const Call& call) const {
+    return AllOrError(ForAll(parts(), [&](uint32_t part) -> absl::StatusOr<T> { return call(part, *daemons_[part]); }),
+                      names_);
+  }
   void Log(const std::string& line) const { daemons_[0]->Log(line); }
 
   // --- runs (parts_client.cc)
@@ -122,9 +127,15 @@ class PartsClient final : public Client {
   absl::StatusOr<Whole> Look(const std::string& run_id) const;
   absl::StatusOr<PartPlacement> PlaceNew(const v1::RunSpec& spec);
   absl::Status CheckCreated(const std::string& run_id, const std::vector<absl::StatusOr<v1::CreateRunResponse>>& made);
+  void Undo(const std::string& run_id, const std::vector<absl::StatusOr<v1::CreateRunResponse>>& made);
+
+  // --- snapshots and checkpoints (parts_client_checkpoints.cc)
   // FAILED_PRECONDITION names a daemon that has no checkpoint of the step.
   absl::Status CheckAllHave(const std::string& run_id, uint64_t step);
-  void Undo(const std::string& run_id, const std::vector<absl::StatusOr<v1::CreateRunResponse>>& made);
+  // The last step that no crash of any daemons, or of all, undoes; 0: none is known. `statuses`: of each daemon's part.
+  uint64_t DurableStep(const v1::RunSpec& spec, absl::Span<const v1::RunStatus> statuses);
+  // The steps of which the daemon has a checkpoint that is whole.
+  absl::StatusOr<std::set<uint64_t>> CheckpointsOf(uint32_t part, const std::string& run_id);
 
   // --- versions with names (parts_client_tags.cc)
   absl::StatusOr<std::vector<v1::ListVersionsResponse>> VersionsOfParts(const std::string& run_id) const;
@@ -183,6 +194,8 @@ class PartsClient final : public Client {
   absl::StatusOr<StepResult> EndStaged(Step* step, MeasureFutures* measures, std::optional<double> loss,
                                        StepEndValues values);
   absl::StatusOr<StepResult> TakeResults(const Step& step, ResultFutures* futures);
+  // As DurableStep, when a step closes: sets it in the run's result, by what each daemon told.
+  void TellDurable(const std::vector<v1::StepResult>& told, v1::StepResult* whole);
   // True: it has taken the run back.
   bool GoBackIfTorn(const v1::StepResult& whole, const std::vector<v1::StepResult>& told);
   void Finish(Step* step, absl::StatusOr<StepResult> result, std::promise<absl::StatusOr<StepResult>>* promise);

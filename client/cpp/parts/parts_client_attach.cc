@@ -150,7 +150,13 @@ Attachment PartsClient::OnAttached(const std::vector<Attachment>& attachments) {
   checkpoint_at_ = SteadyNow();
   checkpoint_step_ = durable_step_ = 0;
   shared_checkpoint_ = SharedCheckpoint(parts());
-  return Merge(attachments);
+  Attachment whole = Merge(attachments);
+  if (whole.last_result) {
+    std::vector<v1::StepResult> told;
+    for (const Attachment& attachment : attachments) told.push_back(*attachment.last_result);
+    TellDurable(told, &*whole.last_result);
+  }
+  return whole;
 }
 
 Attachment PartsClient::Merge(const std::vector<Attachment>& attachments) const {
@@ -250,11 +256,9 @@ absl::StatusOr<std::vector<std::set<uint64_t>>> PartsClient::StepsKept(const std
     kept[part].insert(status.snapshot_steps().begin(), status.snapshot_steps().end());
     if (status.step() > 0) kept[part].insert(status.step());
     if (status.has_durability()) {
-      const auto stored = daemons_[part]->ListCheckpoints(run_id);
-      if (!stored.ok()) return NamedBy(names_[part], stored.status());
-      for (const v1::StoredCheckpoint& c : stored->checkpoints()) {
-        if (c.state() == "newest" || c.state() == "kept") kept[part].insert(c.step());
-      }
+      auto stored = CheckpointsOf(part, run_id);
+      if (!stored.ok()) return stored.status();
+      kept[part].merge(*stored);
     }
     statuses->push_back(std::move(*run->mutable_status()));
   }

@@ -311,10 +311,19 @@ absl::StatusOr<StepResult> PartsClient::TakeResults(const Step& step, ResultFutu
     }
   }
   std::sort(whole.received.begin(), whole.received.end());
+  TellDurable(told, &whole.result);
   durable_step_ = whole.result.durable_step();
-  for (uint32_t part = 0; part < parts(); ++part) shared_checkpoint_.Note(part, told[part].checkpoint_step());
   GoBackIfTorn(whole.result, told);
   return whole;
+}
+
+// Daemons that come back at different steps go back to a checkpoint that all have.
+void PartsClient::TellDurable(const std::vector<v1::StepResult>& told, v1::StepResult* whole) {
+  for (uint32_t part = 0; part < parts(); ++part) shared_checkpoint_.Note(part, told[part].checkpoint_step());
+  const auto is_durable = [](const v1::StepResult& result) { return result.durable_step() >= result.step(); };
+  const bool synced = whole_.spec.checkpoint().durability() == v1::DURABILITY_MODE_JOURNAL_SYNC &&
+                      std::all_of(told.begin(), told.end(), is_durable);
+  whole->set_durable_step(synced ? whole->step() : shared_checkpoint_.newest());
 }
 
 // A part that is torn by itself goes back by itself.
