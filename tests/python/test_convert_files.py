@@ -342,7 +342,7 @@ def test_help_needs_no_torch_and_names_every_format() -> None:
     done = subprocess.run(
         [sys.executable, "-c", program.format(["a", "b", "--to", "torch"])], capture_output=True, text=True
     )
-    assert "ballast.convert needs torch 2.2 or later" in done.stderr
+    assert "ballast.convert needs torch 2.4 or later" in done.stderr
 
 
 class Terminal(io.StringIO):

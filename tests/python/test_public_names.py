@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 import pydoc
+import re
 import subprocess
 import sys
 
 import pytest
+import torch
 
 import ballast
 
@@ -56,3 +58,12 @@ def test_the_help_of_an_optimizer_names_every_option(rule: type) -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'ballast' has no attribute 'Adamw'"):
         ballast.Adamw
+
+
+@pytest.mark.parametrize("version", ["2.3.1+cpu", "1.13.0"])
+def test_an_older_torch_is_refused_by_its_version(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    with pytest.raises(ImportError, match=f"torch 2.4 or later, and this is {re.escape(version)}"):
+        ballast.AdamW  # noqa: B018
+    monkeypatch.setattr(torch, "__version__", "2.10.0a0+git12345")
+    assert ballast.AdamW.__name__ == "AdamW"

@@ -83,15 +83,22 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'ballast' has no attribute '{name}'")
     if name == "numerics":
         return import_module("ballast.numerics")
+    _check_torch()
+    if name == "nn":
+        return import_module("ballast.nn")
+    return getattr(import_module(_MODULES.get(name, "ballast.rules")), name)
+
+
+def _check_torch() -> None:
+    """ImportError where there is none, or one under which training has been seen to go wrong."""
     try:
-        if name == "nn":
-            return import_module("ballast.nn")
-        module = import_module(_MODULES.get(name, "ballast.rules"))
+        import torch
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise ImportError("ballast needs torch 2.2 or later: pip install torch (or ballast-optim[torch])") from error
-    return getattr(module, name)
+        raise ImportError("ballast needs torch 2.4 or later: pip install torch (or ballast-optim[torch])") from error
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 4):
+        raise ImportError(f"ballast needs torch 2.4 or later, and this is {torch.__version__}: pip install -U torch")
 
 
 def __dir__() -> list[str]:

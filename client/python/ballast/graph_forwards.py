@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.compiler import is_compiling
 from torch.nn.modules.module import register_module_forward_pre_hook
-
-from ballast.compiling import is_compiling
 
 
 class GraphForwards:

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
-from ballast.compiling import is_compiling
 from ballast.patch import Patch
 
 Read = Callable[[Iterable[Tensor]], None]

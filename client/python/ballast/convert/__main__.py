@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        print("ballast.convert needs torch 2.2 or later: pip install torch (or ballast-optim[torch])", file=sys.stderr)
+        print("ballast.convert needs torch 2.4 or later: pip install torch (or ballast-optim[torch])", file=sys.stderr)
         return 1
     except Rejected as error:
         print(f"ballast.convert: {error}", file=sys.stderr)

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
-from ballast.compiling import is_compiling
 from ballast.errors import Rejected
 from ballast.nn.products import Arithmetic, multiply
 from ballast.served_codes import ServedCodes, encode

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
-from ballast.compiling import is_compiling
 from ballast.errors import Rejected
 from ballast.nn import fused
 from ballast.nn.coded_linear import CodedLinear

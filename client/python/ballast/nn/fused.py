@@ -8,8 +8,7 @@ from types import ModuleType
 
 import torch
 from torch import Tensor, nn
-
-from ballast.compiling import is_compiling
+from torch.compiler import is_compiling
 
 
 def kernels(x: Tensor, least: tuple[int, int] = (8, 0)) -> ModuleType | None:

@@ -7,8 +7,8 @@ from time import perf_counter
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
-from ballast.compiling import is_compiling
 from ballast.nn import fused
 from ballast.served_codes import MOST, divided, quantize
 
