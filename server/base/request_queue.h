@@ -26,14 +26,14 @@ class RequestQueue {
 
   // The request at work counts, too. The trainers of one run, at most 64, ask all at once.
   static constexpr size_t kMostRequests = 256;
-  static constexpr uint64_t kMostBytes = uint64_t{256} << 20;  // of their messages
+  static constexpr uint64_t kMostBytes = uint64_t{256} << 20;  // of memory, that their messages take
   static constexpr int kRetryAfterMs = 500;
 
   // A request's place in the queue, kept until the last copy is gone: work that goes on elsewhere takes it along.
   using Place = std::shared_ptr<void>;
   using Task = absl::AnyInvocable<void(Place)>;
 
-  // bytes: the size of the request's message. RESOURCE_EXHAUSTED, and the task is dropped: too much waits. An empty
+  // bytes: what the request's message takes of memory. RESOURCE_EXHAUSTED, and the task is dropped: too much waits. An empty
   // queue takes any request.
   absl::Status Post(uint64_t bytes, Task task);
 

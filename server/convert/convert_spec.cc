@@ -148,8 +148,8 @@ absl::Status CheckPatience(const RunSpec& spec) {
 }  // namespace
 
 absl::StatusOr<RunSpec> ToRunSpec(const v1::RunSpec& spec, const Config::Limits& limits, bool has_storage) {
+  RETURN_IF_ERROR(CheckCounts(spec, limits));  // before each of them is looked at
   RETURN_IF_ERROR(CheckKnownFields(spec));
-  RETURN_IF_ERROR(CheckCounts(spec, limits));
   RunSpec made{.run_id = spec.run_id(), .seed = spec.seed()};
   RETURN_IF_ERROR(TakePolicies(spec, &made));
   RETURN_IF_ERROR(TakeRewind(spec, &made));

@@ -16,6 +16,7 @@
 
 #include "server/access/access_list.h"
 #include "server/base/retry_after.h"
+#include "server/rpc/request_memory.h"
 #include "server/rpc/rpc.h"
 
 namespace ballast {
@@ -63,8 +64,13 @@ grpc::ServerUnaryReactor* AnswerInTurn(const RpcEnvironment& environment, grpc::
                                        absl::AnyInvocable<void(PendingCall, RequestQueue::Place)> answer) {
   PendingCall call = Admit(environment, context, method, run_id);
   if (!call.admitted) return call.reactor;
+  const absl::StatusOr<uint64_t> bytes = MemoryOf(request, RequestQueue::kMostBytes);
+  if (!bytes.ok()) {
+    call.Finish(bytes.status());
+    return call.reactor;
+  }
   const absl::Status taken = environment.requests->Post(
-      request.ByteSizeLong(), [call, context, answer = std::move(answer)](RequestQueue::Place place) mutable {
+      *bytes, [call, context, answer = std::move(answer)](RequestQueue::Place place) mutable {
         // Nobody waits for it any more; a daemon that shuts down cancels all.
         if (context->IsCancelled()) return call.Finish(absl::CancelledError("the call was cancelled while it waited"));
         answer(call, std::move(place));

@@ -7,6 +7,7 @@
 #include "server/base/status_macros.h"
 #include "server/convert/convert.h"
 #include "server/rpc/admission.h"
+#include "server/rpc/request_memory.h"
 
 namespace ballast {
 namespace {
@@ -30,6 +31,7 @@ absl::Status SubscribeStream::Begin(const grpc::CallbackServerContext& context, 
     return environment_.relays->Refusal();  // the weights' newest versions are here alone
   }
   RETURN_IF_ERROR(FindRun(request.run_id()));
+  RETURN_IF_ERROR(MemoryOf(request, MostRequestMemory(run_->spec().tensors.size(), 0)).status());
   if (environment_.relays != nullptr && !request.format().empty() &&
       !IsServedIn(run_->spec(), kernels::FindWireFormat(request.format()))) {
     return environment_.relays->Refusal();

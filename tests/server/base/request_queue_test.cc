@@ -143,5 +143,30 @@ TEST(RequestQueueTest, ACallThatIsCancelledWhileItWaitsIsNotCarriedOut) {
   server->Shutdown();
 }
 
+TEST(RequestQueueTest, ACallCountsByTheMemoryThatItTakesAndNotByItsBytes) {
+  RequestQueue queue;
+  OneCallInTurn service(&queue);
+  grpc::ServerBuilder builder;
+  builder.RegisterService(&service);
+  const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  const auto stub = v1::AdminService::NewStub(server->InProcessChannel({}));
+  absl::Notification go;
+  constexpr uint64_t kLeft = 1 << 20;
+  ASSERT_TRUE(
+      queue.Post(RequestQueue::kMostBytes - kLeft, [&](RequestQueue::Place) { go.WaitForNotification(); }).ok());
+  v1::GetRunRequest request;
+  auto* const unknown = request.GetReflection()->MutableUnknownFields(&request);
+  for (int i = 0; i < 100'000; ++i) unknown->AddLengthDelimited(1999, "");
+  ASSERT_LT(request.ByteSizeLong(), kLeft);
+  grpc::ClientContext context;
+  v1::GetRunResponse response;
+  const grpc::Status status = stub->GetRun(&context, request, &response);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(context.GetServerTrailingMetadata().count(kRetryAfterKey), 1u);
+  EXPECT_FALSE(service.carried_out());
+  go.Notify();
+  server->Shutdown();
+}
+
 }  // namespace
 }  // namespace ballast

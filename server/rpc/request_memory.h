@@ -1,0 +1,20 @@
+// What a message takes of the daemon's memory, which its bytes do not say: an empty message in it has two bytes on the
+// wire and a hundred here, and a field that this daemon does not know is kept at twenty times its bytes. gRPC makes a
+// message before anybody can look at it; from then on it is bounded here. Thread-safe.
+#pragma once
+
+#include <google/protobuf/message.h>
+
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+
+namespace ballast {
+
+// In bytes. RESOURCE_EXHAUSTED: more than `most`.
+absl::StatusOr<uint64_t> MemoryOf(const google::protobuf::Message& request, uint64_t most);
+// The most that a call about a run may take whose request is kept until it ends: more than can be said of each tensor
+// and each chunk.
+uint64_t MostRequestMemory(uint64_t tensors, uint64_t chunks);
+
+}  // namespace ballast
