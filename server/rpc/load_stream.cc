@@ -6,6 +6,7 @@
 #include "server/base/status_macros.h"
 #include "server/convert/convert.h"
 #include "server/rpc/admission.h"
+#include "server/rpc/request_memory.h"
 
 namespace ballast {
 
@@ -59,6 +60,7 @@ bool LoadStream::IsCut() {
 }
 
 absl::Status LoadStream::Bind() {
+  RETURN_IF_ERROR(CheckMessageBytes(request_.ByteSizeLong(), environment_));
   const auto session = environment_.sessions->Find(request_.session_token());
   if (!session) return absl::NotFoundError("no session has this token; Attach first");
   ASSIGN_OR_RETURN(run_, environment_.runs->Find(session->run_id));
@@ -69,9 +71,11 @@ absl::Status LoadStream::Bind() {
 }
 
 void LoadStream::LoadRequest() {
-  if (auto s = CheckMessageBytes(request_.ByteSizeLong(), environment_); !s.ok()) return End(s);
+  const size_t bytes = request_.ByteSizeLong();
+  if (auto s = CheckMessageBytes(bytes, environment_); !s.ok()) return End(s);
   auto chunks = ToLoadChunks(&request_, run_->spec());
   if (!chunks.ok()) return End(chunks.status());
+  LetGoOfLarge(bytes, &request_);
   run_->Load(call_, *std::move(chunks), [self = shared_from_this()](const absl::Status& s) {
     if (!s.ok()) return self->End(s);
     self->ReadOn();

@@ -5,6 +5,7 @@
 
 #include <google/protobuf/message.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "absl/status/statusor.h"
@@ -16,5 +17,13 @@ absl::StatusOr<uint64_t> MemoryOf(const google::protobuf::Message& request, uint
 // The most that a call about a run may take whose request is kept until it ends: more than can be said of each tensor
 // and each chunk.
 uint64_t MostRequestMemory(uint64_t tensors, uint64_t chunks);
+
+// A stream's message is kept until the next one comes: what it had beyond kMostKeptBytes, its long fields having been
+// taken, is let go. bytes: that it had on the wire.
+constexpr size_t kMostKeptBytes = 64 << 10;
+template <class Message>
+void LetGoOfLarge(size_t bytes, Message* message) {
+  if (bytes > kMostKeptBytes && message->ByteSizeLong() > kMostKeptBytes) *message = Message();
+}
 
 }  // namespace ballast

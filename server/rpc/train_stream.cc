@@ -10,6 +10,7 @@
 #include "server/base/status_macros.h"
 #include "server/convert/convert.h"
 #include "server/rpc/admission.h"
+#include "server/rpc/request_memory.h"
 #include "server/rpc/train_messages.h"
 
 namespace ballast {
@@ -84,8 +85,7 @@ void TrainStream::OnReadDone(bool ok) {
   }
   if (ended) return;
   if (bound == nullptr) {
-    const absl::Status s =
-        ok ? Bind(request_) : absl::InvalidArgumentError("the stream ended before its first message");
+    const absl::Status s = ok ? Bind() : absl::InvalidArgumentError("the stream ended before its first message");
     if (!s.ok()) return Finish(s);
   } else if (ok) {
     Take(bound);
@@ -101,13 +101,15 @@ void TrainStream::OnReadDone(bool ok) {
 
 void TrainStream::Take(const std::shared_ptr<Run>& bound) {
   std::vector<RankMessage> messages;
-  if (absl::Status s = CheckMessageBytes(request_.ByteSizeLong(), environment_); !s.ok()) {
+  const size_t bytes = request_.ByteSizeLong();
+  if (absl::Status s = CheckMessageBytes(bytes, environment_); !s.ok()) {
     messages.push_back(message::Bad{std::move(s)});
   } else if (!request_.has_batch()) {
     AddRankMessages(bound.get(), &request_, {}, &messages);
   } else {
     AddBatch(bound.get(), request_.mutable_batch(), &messages);
   }
+  LetGoOfLarge(bytes, &request_);
   {
     absl::MutexLock lock(&mu_);
     unconsumed_ += static_cast<int>(messages.size());
@@ -115,16 +117,19 @@ void TrainStream::Take(const std::shared_ptr<Run>& bound) {
   bound->OnMessages(shared_from_this(), std::move(messages));
 }
 
-absl::Status TrainStream::Bind(const v1::TrainRequest& request) {
-  ASSIGN_OR_RETURN(TrainBinding binding, BindTrain(environment_, request));
+absl::Status TrainStream::Bind() {
+  const size_t bytes = request_.ByteSizeLong();
+  RETURN_IF_ERROR(CheckMessageBytes(bytes, environment_));
+  ASSIGN_OR_RETURN(TrainBinding binding, BindTrain(environment_, request_));
   ASSIGN_OR_RETURN(place_, AdmitStream(environment_, caller_, "Train", binding.run->spec().run_id, &record_));
   environment_.connections->Trust(peer_);
   {
     absl::MutexLock lock(&mu_);
     run_ = binding.run;
-    out_.set_takes_batches(request.open().takes_batches());
-    out_.set_takes_small_weights(request.open().takes_small_weights());
+    out_.set_takes_batches(request_.open().takes_batches());
+    out_.set_takes_small_weights(request_.open().takes_small_weights());
   }
+  LetGoOfLarge(bytes, &request_);
   binding.run->OpenStream(shared_from_this(), std::move(binding.opened));
   return absl::OkStatus();
 }

@@ -50,7 +50,7 @@ class TrainStream final : public StreamCall<grpc::ServerBidiReactor<v1::TrainReq
   TrainStream(const RpcEnvironment& environment, grpc::CallbackServerContext* context);
   absl::Status CheckCaller(const grpc::CallbackServerContext& context);
   void OnOpenOverdue();
-  absl::Status Bind(const v1::TrainRequest& request);
+  absl::Status Bind();
   void ReadOn();
   void Take(const std::shared_ptr<Run>& bound);
   Written Send();

@@ -12,6 +12,7 @@
 #include "server/base/start_thread.h"
 #include "server/base/status_macros.h"
 #include "server/convert/convert.h"
+#include "server/rpc/request_memory.h"
 #include "server/rpc/train_messages.h"
 
 namespace ballast {
@@ -181,6 +182,7 @@ absl::Status ShmStream::TakeMessage(const ShmRecord& record) {
   const size_t before = arrived_.size();
   AddRankMessages(run_.get(), &request_, std::move(payload), &arrived_);
   unconsumed_ += static_cast<int>(arrived_.size() - before);
+  LetGoOfLarge(reader_.body().size(), &request_);
   return absl::OkStatus();
 }
 
@@ -194,6 +196,7 @@ absl::Status ShmStream::Bind() {
   takes_data_in_records_ = request_.open().takes_data_in_records();
   takes_small_weights_ = takes_data_in_records_ && request_.open().takes_small_weights();
   run_ = binding->run;
+  LetGoOfLarge(reader_.body().size(), &request_);
   run_->OpenStream(shared_from_this(), std::move(binding->opened));
   return absl::OkStatus();
 }

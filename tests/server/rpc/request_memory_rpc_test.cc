@@ -76,6 +76,35 @@ TEST_F(RequestMemoryRpcTest, AFewFieldsOfALaterClientAreTaken) {
   EXPECT_TRUE(reader->Finish().ok());
 }
 
+TEST_F(RequestMemoryRpcTest, AStreamsFirstMessageIsAsBoundedAsTheOthers) {
+  const std::string token = AttachFresh("r1", /*takeover=*/true).session_token();
+  const int many = static_cast<int>(DefaultConfig().limits.message_bytes / 3);
+  v1::TrainRequest open;
+  open.mutable_open()->set_session_token(token);
+  Wire wire(trainer_.get());
+  wire.Send(WithEmptyFields(open, many));
+  const grpc::Status train = wire.Finish();
+  EXPECT_EQ(train.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(train.error_message(), HasSubstr("is larger than the daemon's limits.message_bytes"));
+  v1::LoadStateRequest load;
+  load.set_session_token(token);
+  grpc::ClientContext context;
+  v1::LoadStateResponse response;
+  const auto upload = trainer_->LoadState(&context, &response);
+  upload->Write(WithEmptyFields(load, many));
+  EXPECT_THAT(upload->Finish().error_message(), HasSubstr("is larger than the daemon's limits.message_bytes"));
+}
+
+TEST(RequestMemoryTest, WhatIsLargeIsNotKeptAndWhatIsSmallIs) {
+  v1::TrainRequest small = WithEmptyFields(v1::TrainRequest(), 10),
+                   large = WithEmptyFields(v1::TrainRequest(), 100'000);
+  const v1::TrainRequest* const kept = &small;
+  LetGoOfLarge(small.ByteSizeLong(), &small);
+  EXPECT_EQ(kept->GetReflection()->GetUnknownFields(*kept).field_count(), 10);
+  LetGoOfLarge(large.ByteSizeLong(), &large);
+  EXPECT_LT(large.SpaceUsedLong(), kMostKeptBytes);
+}
+
 TEST(RequestMemoryTest, ACallAboutEachTensorOfALargeRunIsTaken) {
   constexpr uint32_t kMany = 100'000;
   v1::AttachRequest attach;
