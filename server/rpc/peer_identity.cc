@@ -14,21 +14,34 @@
 #include "server/base/utf8.h"
 
 namespace ballast {
+namespace {
+
+// Cut short, or with its bytes replaced, it would be another's.
+std::string WholeOrNobody(const std::string& name) {
+  constexpr size_t kMostBytes = 2048;  // of a SPIFFE ID
+  return name.size() <= kMostBytes && ValidUtf8(name) == name ? name : "";
+}
+
+}  // namespace
+
+std::string IdentityOf(const CertificateNames& names) {
+  if (!names.spiffe_id.empty()) return WholeOrNobody(names.spiffe_id);
+  // An authority may let whoever asks for a certificate choose the common name: it is no SPIFFE ID, and counts only where
+  // the certificate has no URI, such as a SPIFFE ID that is not well formed.
+  const bool poses = absl::StartsWithIgnoreCase(names.common_name, "spiffe:") || !names.uri.empty();
+  return poses ? "" : WholeOrNobody(names.common_name);
+}
 
 std::string PeerIdentity(const grpc::ServerContextBase& context) {
-  constexpr size_t kMostBytes = 255;
   const auto certificate = context.auth_context();
   if (certificate == nullptr || !certificate->IsPeerAuthenticated()) return "";
   const auto value = [&](const char* name) {
     const auto found = certificate->FindPropertyValues(name);
-    return found.empty() ? "" : ValidUtf8(std::string(found[0].data(), found[0].size()), kMostBytes);
+    return found.empty() ? "" : std::string(found[0].data(), found[0].size());
   };
-  if (std::string id = value(GRPC_PEER_SPIFFE_ID_PROPERTY_NAME); !id.empty()) return id;
-  // An authority may let whoever asks for a certificate choose the common name: it is no SPIFFE ID, and counts only where
-  // the certificate has no URI, such as a SPIFFE ID that is not well formed.
-  const std::string name = value(GRPC_X509_CN_PROPERTY_NAME);
-  const bool poses = absl::StartsWithIgnoreCase(name, "spiffe:") || !value(GRPC_PEER_URI_PROPERTY_NAME).empty();
-  return poses ? "" : name;
+  return IdentityOf({.spiffe_id = value(GRPC_PEER_SPIFFE_ID_PROPERTY_NAME),
+                     .uri = value(GRPC_PEER_URI_PROPERTY_NAME),
+                     .common_name = value(GRPC_X509_CN_PROPERTY_NAME)});
 }
 
 std::string PeerAddress(const std::string& peer) {
