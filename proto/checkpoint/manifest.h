@@ -4,6 +4,7 @@
 // Pure functions; thread-safe.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -17,6 +18,8 @@ inline constexpr uint32_t kCheckpointFormat = 1;
 inline constexpr absl::string_view kManifestName = "manifest.json", kSumsName = "SHA256SUMS", kSpecName = "spec.json",
                                    kRunName = "run.json", kClientStateName = "client_state.safetensors",
                                    kIndexName = "model.safetensors.index.json";
+// More than any manifest has: 70e9 parameters have 4 MB of checksums, 100,000 tensors 20 MB of names and counts.
+inline constexpr uint64_t kMostManifestBytes = uint64_t{1} << 30;
 
 // A message as the one line of JSON that the folder has.
 std::string ToJson(const google::protobuf::Message& message);

@@ -67,6 +67,9 @@ std::string DifferenceOf(const v1::CheckpointFile& found, const v1::CheckpointFi
 
 absl::StatusOr<std::string> ReadText(const fs::path& path) {
   if (!IsPlainFile(path)) return Damaged(path, "it is missing, or no ordinary file");
+  if (const uint64_t bytes = fs::file_size(path); bytes > kMostManifestBytes) {
+    return Damaged(path, absl::StrCat("it has ", bytes, " bytes"));
+  }
   std::ifstream file(path, std::ios::binary);
   if (!file)
     return absl::PermissionDeniedError(absl::StrCat("cannot open ", path.string(), ": ", std::strerror(errno)));

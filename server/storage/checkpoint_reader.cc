@@ -13,9 +13,6 @@
 namespace ballast {
 namespace {
 
-// More than any manifest has: 70e9 parameters have 4 MB of checksums, 100,000 tensors 20 MB of names and counts.
-constexpr uint64_t kMostText = uint64_t{1} << 30;
-
 // A missing file is damage like any other: the next older checkpoint is taken.
 absl::Status AsDamage(absl::Status status, const std::string& path) {
   return absl::IsNotFound(status) ? Damaged(path, "missing", "it is missing") : status;
@@ -31,7 +28,7 @@ absl::StatusOr<std::unique_ptr<InputFile>> OpenSized(Fs* fs, const std::string& 
 absl::StatusOr<std::string> ReadWhole(Fs* fs, const std::string& path) {
   auto file = fs->Open(path);
   if (!file.ok()) return AsDamage(file.status(), path);
-  if ((*file)->bytes() > kMostText) {
+  if ((*file)->bytes() > kMostManifestBytes) {
     return Damaged(path, "manifest", absl::StrCat("it has ", (*file)->bytes(), " bytes"));
   }
   std::string text((*file)->bytes(), '\0');

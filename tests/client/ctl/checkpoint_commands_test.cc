@@ -173,6 +173,19 @@ TEST_F(CheckpointCommandsTest, VerifyNamesAFileThatIsDamaged) {
   EXPECT_THAT(json.out, HasSubstr("\"good\": false"));
 }
 
+TEST_F(CheckpointCommandsTest, VerifyTakesNoManifestIntoMemoryThatIsLargerThanAnyIs) {
+  const ballast::testing::TemporaryFolder temporary;
+  const std::filesystem::path checkpoint = temporary.path() + "/000000000001-step-5";
+  std::filesystem::create_directories(checkpoint);
+  for (const char* name : {"manifest.json", "SHA256SUMS"}) {
+    for (const char* other : {"manifest.json", "SHA256SUMS"}) std::ofstream(checkpoint / other) << "{}";
+    std::filesystem::resize_file(checkpoint / name, (uint64_t{1} << 30) + 1);  // which takes no room on the disk
+    const Said said = Say({"verify", checkpoint.string()}, "127.0.0.1:1");
+    EXPECT_EQ(said.code, kRefused);
+    EXPECT_THAT(said.out, HasSubstr(std::string(name) + " is damaged: it has 1073741825 bytes"));
+  }
+}
+
 // What is done when a line is complete, as by a daemon that goes on meanwhile.
 class Meanwhile : public std::stringbuf {
  public:
