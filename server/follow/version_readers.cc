@@ -45,6 +45,7 @@ bool VersionReaders::IsFull(VersionSink* sink) const {
 }
 
 FollowJob* VersionReaders::Enter(FollowOrder order, std::shared_ptr<VersionSink> sink) {
+  sink->OnTaken();
   readers_.push_back(
       {.job = std::make_unique<FollowJob>(environment_.spec, environment_.plan, environment_.chunk_starts,
                                           std::move(order), std::move(sink))});

@@ -45,6 +45,8 @@ struct VersionClosing {
 class VersionSink {
  public:
   virtual ~VersionSink() = default;
+  // It is one of the readers that the run may have, from now on.
+  virtual void OnTaken() {}
   // What is written is gathered into one message, until Send.
   virtual void Write(const VersionOpening& opening) = 0;
   virtual void Write(const VersionChunk& chunk) = 0;

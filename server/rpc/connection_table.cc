@@ -116,6 +116,7 @@ void ConnectionTable::Trust(const std::string& peer) {
 
 void ConnectionTable::OnCall() {
   const int64_t calls = ++calls_;
+  ++made_;
   if (calls % kLookEveryCalls != 0 || calls < kMostCalls) return;
   uint64_t cut = 0;
   {
@@ -127,23 +128,41 @@ void ConnectionTable::OnCall() {
       {{"calls", calls}, {"connections", cut}});
 }
 
-int64_t ConnectionTable::CallsOfTrusted() const {
-  return kCallsOfTrusted *
-         std::count_if(by_fd_.begin(), by_fd_.end(), [](const auto& each) { return each.second.trusted; });
+std::shared_ptr<void> ConnectionTable::CountReader(const std::string& peer) {
+  {
+    absl::MutexLock lock(&mu_);
+    for (auto& [fd, connection] : by_fd_) connection.reads |= connection.uri == peer;
+  }
+  ++*readers_;
+  return {readers_.get(), [readers = readers_](void*) { --*readers; }};
+}
+
+int64_t ConnectionTable::CallsBesides() const {
+  return *readers_ + kCallsOfTrusted * std::count_if(by_fd_.begin(), by_fd_.end(),
+                                                     [](const auto& each) { return each.second.trusted; });
 }
 
 uint64_t ConnectionTable::CutOthers() {
   ForgetClosedNow();
-  if (calls_ < kMostCalls + CallsOfTrusted()) return 0;
+  if (calls_ < kMostCalls + CallsBesides()) return 0;
+  uint64_t cut = Cut(/*reading=*/false);
+  // Calls that gRPC had read by then, of those that were cut, are no readers' doing.
+  const bool by_readers = flooded_ ? made_ >= made_at_cut_ + kMostCalls : cut == 0;
+  if (by_readers) cut += Cut(/*reading=*/true);
+  if (cut > 0) made_at_cut_ = made_;
+  flooded_ = flooded_ || cut > 0;  // who is trusted is not cut, and keeps nobody out
+  return cut;
+}
+
+uint64_t ConnectionTable::Cut(bool reading) {
   uint64_t cut = 0;
   for (auto& [fd, connection] : by_fd_) {
-    if (connection.trusted || connection.cut) continue;
+    if (connection.trusted || connection.cut || connection.reads != reading) continue;
     // If gRPC has closed it just now, and its number already belongs to another connection, that one is cut instead;
     // its client comes again.
     connection.cut = Disconnect(fd);
     cut += connection.cut ? 1 : 0;
   }
-  flooded_ = flooded_ || cut > 0;  // who is trusted is not cut, and keeps nobody out
   return cut;
 }
 
@@ -152,7 +171,7 @@ absl::Status ConnectionTable::CheckCalls() {
   {
     absl::MutexLock lock(&mu_);
     if (!flooded_) return absl::OkStatus();
-    over = calls_ < kMostCalls / 2 + CallsOfTrusted();
+    over = calls_ < kMostCalls / 2 + CallsBesides();
     flooded_ = !over;
   }
   if (!over) return RefusedConnection("calls", "too many calls at once; the daemon is getting rid of them");

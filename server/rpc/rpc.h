@@ -74,6 +74,7 @@ class RpcRecord {
   // The grant by which the caller may make it.
   void set_grant(const std::string& grant) { grant_ = grant; }
   const std::string& grant() const { return grant_; }
+  const std::string& peer() const { return peer_; }
   // It is an administrator's, of which the log tells also when it is done.
   void set_audited() { audited_ = true; }
   void Done(const absl::Status& status) {

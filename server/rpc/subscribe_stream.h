@@ -29,6 +29,7 @@ class SubscribeStream final : public StreamCall<grpc::ServerWriteReactor<v1::Ver
   void Write(const VersionChunk& chunk) override;
   void Write(const VersionClosing& closing) override;
   bool HasRoom(uint64_t bytes) const override;
+  void OnTaken() override { reader_ = environment_.connections->CountReader(record_.peer()); }
   bool Send() override;
   void Finish(absl::Status status) override { End(status); }
   void Cancel() override { TryCancel(); }
@@ -47,9 +48,10 @@ class SubscribeStream final : public StreamCall<grpc::ServerWriteReactor<v1::Ver
 
   const RpcEnvironment environment_;
   std::shared_ptr<VersionSource> run_;
-  v1::VersionPart message_;  // gathered, or under way: the strand's until Send, gRPC's until OnWriteDone
-  size_t bytes_ = 0;         // of its chunks
-  bool large_ = false;       // one of them goes alone
+  std::shared_ptr<void> reader_;  // its place among the calls that may be open
+  v1::VersionPart message_;       // gathered, or under way: the strand's until Send, gRPC's until OnWriteDone
+  size_t bytes_ = 0;              // of its chunks
+  bool large_ = false;            // one of them goes alone
 };
 
 }  // namespace ballast

@@ -27,6 +27,7 @@ class VersionPullStream final : public StreamCall<grpc::ServerWriteReactor<v1::W
   void Write(const VersionChunk& chunk) override;
   void Write(const VersionClosing&) override {}
   bool HasRoom(uint64_t bytes) const override;
+  void OnTaken() override { reader_ = environment_.connections->CountReader(record_.peer()); }
   bool Send() override;
   void Finish(absl::Status status) override { End(status); }
   void Cancel() override { TryCancel(); }
@@ -44,6 +45,7 @@ class VersionPullStream final : public StreamCall<grpc::ServerWriteReactor<v1::W
 
   const RpcEnvironment environment_;
   std::shared_ptr<Run> run_;
+  std::shared_ptr<void> reader_;  // its place among the calls that may be open
   bool gathers_ = false;
   v1::Weights message_;  // gathered, or under way: the strand's until Send, gRPC's until OnWriteDone
   size_t bytes_ = 0;     // of its chunks

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -158,6 +159,64 @@ TEST_F(TrustTest, UntrustedConnectionsAreCutTogetherWithTheirCalls) {
   EXPECT_THAT(std::string(table.Admit(late, V4("10.0.0.1")).message()), HasSubstr("too many calls at once"));
   for (int64_t i = 0; i < 2 * kMost - 1; ++i) table.OnCallOver();
   EXPECT_TRUE(table.Admit(late, V4("10.0.0.1")).ok());
+}
+
+class ReadersTest : public TrustTest {
+ protected:
+  void SetUp() override {
+    for (auto [fd, peer] : {std::pair(&reading_, &reader_), std::pair(&other_, &stranger_)}) {
+      uint16_t port = 0;
+      *fd = Connected(&port);
+      sockaddr_storage from = V4("127.0.0.1");
+      reinterpret_cast<sockaddr_in&>(from).sin_port = htons(port);
+      EXPECT_TRUE(table_.Admit(*fd, from).ok());
+      *peer = absl::StrCat("ipv4:127.0.0.1:", port);
+    }
+  }
+  void Call(int64_t times) {
+    for (int64_t i = 0; i < times; ++i) table_.OnCall();
+  }
+
+  static constexpr int64_t kMost = ConnectionTable::kMostCalls;
+  ConnectionTable table_{8};
+  int reading_ = 0, other_ = 0;
+  std::string reader_, stranger_;
+};
+
+TEST_F(ReadersTest, ThoseThatRunsHaveTakenInAreNoFlood) {
+  std::vector<std::shared_ptr<void>> readers;
+  for (int64_t i = 0; i < 3 * kMost; ++i) {
+    Call(1);
+    readers.push_back(table_.CountReader(reader_));
+  }
+  EXPECT_TRUE(Open(reading_) && Open(other_));
+  EXPECT_TRUE(table_.Admit(NewSocket(), V4("10.0.0.1")).ok());
+  readers.resize(readers.size() - 128);  // whose calls are there still
+  Call(kMost - 128 - 1);
+  EXPECT_TRUE(Open(other_));
+  Call(1);
+  EXPECT_FALSE(Open(other_)) << "what else there is, is";
+}
+
+TEST_F(ReadersTest, AStrangersFloodDoesNotCutThem) {
+  const auto reader = table_.CountReader(reader_);
+  Call(kMost + 64);
+  EXPECT_FALSE(Open(other_));
+  Call(kMost - 64);  // that had been read by then
+  EXPECT_TRUE(Open(reading_));
+}
+
+TEST_F(ReadersTest, OneThatFloodsIsCutAfterTheOthers) {
+  const auto reader = table_.CountReader(reader_);
+  Call(3 * kMost);
+  EXPECT_FALSE(Open(other_));
+  EXPECT_FALSE(Open(reading_));
+}
+
+TEST_F(ReadersTest, OneThatFloodsAloneIsCutAtOnce) {
+  const auto reader = table_.CountReader(reader_), other = table_.CountReader(stranger_);
+  Call(kMost + 64);
+  EXPECT_FALSE(Open(reading_));
 }
 
 TEST_F(ConnectionTableTest, ATableOfOneTakesOne) {

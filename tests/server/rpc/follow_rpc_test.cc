@@ -159,5 +159,33 @@ TEST_F(FollowRpcTest, WhoFollowsAlreadyHearsWhenThereAreMoreThanTheSpecAllows) {
   EXPECT_TRUE(first.AwaitStep(1));
 }
 
+// More than there may be calls of others, over connections of their own: HTTP/2 lets one have 64.
+TEST_F(FollowRpcTest, AsManyReadersAsTheRunsMayHaveKeepTheirCalls) {
+  constexpr int kReaders = 550, kOfConnection = 50;
+  std::vector<Trainer> trainers;
+  for (const char* run : {"r1", "r2"}) {
+    v1::RunSpec spec = MakeSpec(run, {{"w", {300}}});
+    spec.mutable_follow()->set_readers(kReaders);
+    trainers.push_back(StartTrainer(spec));
+  }
+  std::vector<std::unique_ptr<v1::FollowService::Stub>> stubs;
+  std::deque<Reader> readers;
+  for (const Trainer& trainer : trainers) {
+    for (int i = 0; i < kReaders; ++i) {
+      if (i % kOfConnection == 0) {
+        grpc::ChannelArguments own;
+        own.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+        stubs.push_back(v1::FollowService::NewStub(
+            grpc::CreateCustomChannel(server_->address(), grpc::InsecureChannelCredentials(), own)));
+      }
+      readers.emplace_back(stubs.back().get(), OfRun(trainer.spec.run_id));
+      ASSERT_TRUE(readers.back().AwaitStep(0))
+          << readers.size() << ": " << readers.back().Finish().status.error_message();
+    }
+  }
+  for (Trainer& trainer : trainers) Step(&trainer, 1);
+  for (Reader& reader : readers) ASSERT_TRUE(reader.AwaitStep(1));
+}
+
 }  // namespace
 }  // namespace ballast::testing
