@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ballast.wording import in_python
+from ballast.wording import in_python, seen
 
 # As proto/rewound.h, and what it tells a client to do, which this one does.
 _REWOUND = re.compile(r"rewound to step (\d+) ")
@@ -21,7 +21,7 @@ class BallastError(RuntimeError):
     UNAUTHENTICATED), another rank's loader failed (in_step()), or an error of Ballast's own."""
 
     def __init__(self, message: str, code: str = "INTERNAL"):
-        super().__init__(message)
+        super().__init__(seen(message))
         self.code = code
 
 

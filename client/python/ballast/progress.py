@@ -12,6 +12,8 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, TextIO
 
+from ballast.wording import seen
+
 # When a bar is shown, and when a line is said; lines come again at longer and longer intervals.
 _BAR_AFTER_S, _BAR_EVERY_S = 1.0, 0.2
 _LINE_AFTER_S = 10.0
@@ -115,7 +117,7 @@ class Waiting(Transfer):
 
 def say(line: str) -> None:
     """As the C++ client says what a person should see."""
-    print(f"ballast: {line}", file=sys.stderr, flush=True)
+    print(f"ballast: {seen(line)}", file=sys.stderr, flush=True)
 
 
 def bars_for(stream: TextIO) -> Any:

@@ -73,6 +73,15 @@ _WORDS = [
 ]
 # Names of runs and tensors: they stay as they are.
 _QUOTED = re.compile(r"""((?<!\w)'[^']*'|"[^"]*")""")
+# What a terminal obeys, or nobody sees, as proto/utf8.cc has it; but for the ends of lines and tabs.
+_UNSEEN = re.compile(
+    "[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
+)
+
+
+def seen(text: str) -> str:
+    """`text` to be shown to a person: it may hold names that somebody else has chosen, as the tensors of a run that is followed."""
+    return _UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def in_python(text: str) -> str:
