@@ -68,7 +68,9 @@ def interrupted(server: str, run: str) -> None:
         say("no interrupt")
     except KeyboardInterrupt:
         say("interrupted")
-    session._pending = session._pending._target
+    pending = session._open.pop()
+    assert isinstance(pending, Announced)
+    session._open.append(pending._target)
     hear()
     optimizer.step()
     assert optimizer.last_result is not None

@@ -42,15 +42,17 @@ class LastSeen:
             self._digest = _core.digest(address + self._begin, self._nbytes)
 
     def written(self) -> None:
-        """The client moves the version by one: weights are written here from now on, until they are noted."""
-        self._version += 1
+        """Before the client moves the version by one: weights are written here from now on, until they are noted. Asked again
+        where Ctrl-C came before it, or after it and before the next."""
+        self._version = self._versions(local_of(self._parameter)) + 1
         self._nbytes = 0
 
     @property
     def moved(self) -> bool:
-        """Whether the version or the memory is another: perhaps the weights are as they were all the same."""
+        """Whether the version or the memory is another: perhaps the weights are as they were all the same. A version that is
+        still to be moved is none."""
         p = local_of(self._parameter)
-        return self._versions(p) != self._version or p.data_ptr() != self._address
+        return self._versions(p) > self._version or p.data_ptr() != self._address
 
     def _versions(self, local: Tensor) -> int:
         p = self._parameter

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -96,10 +97,10 @@ class Session(Amending):
         self.client_state: bytes = attached["client_state"]
         self.steps_since_state: int = client.step - 1 - attached["client_state_step"]  # that closed without this rank
         self._marked: set[int] = set()  # tensors whose graphs of this step were made stale
-        self._pending: _core.PendingStep | None = None
+        self._open: list[_core.PendingStep | None] = []  # what begin_step and end_step have returned for the open step
+        self._leaving = False  # its end was asked for, and what is known of its gradients is to go
         self._clipping.clear()
         self._awaited: set[int] | None = None  # of a step that nobody waited for: tensors whose weights are in
-        self.step_open = False
         self.last_result: StepResult | None = None
         if attached["last_result"] is not None:
             self.last_result = StepResult.from_fields(attached["last_result"], self._names)
@@ -159,7 +160,12 @@ class Session(Amending):
     @property
     def step(self) -> int:
         """The number of the step that is open, or comes next."""
-        return self._open_step if self.step_open else self._client.step
+        return self._ended_step if self.ended else self._client.step
+
+    @property
+    def step_open(self) -> bool:
+        """Whether a step is open, ended or not."""
+        return bool(self._open)
 
     @property
     def begun(self) -> bool:
@@ -169,7 +175,12 @@ class Session(Amending):
     @property
     def ended(self) -> bool:
         """Whether the open step was ended, and its result is not in yet."""
-        return self._pending is not None
+        return len(self._open) > 1
+
+    def _call(self, call: Callable[..., _core.PendingStep | None], *values: Any) -> None:
+        """Keeps in _open what it returns, before Python does anything else: Ctrl-C, which raises then, finds the step here as it
+        is with the client."""
+        self._open.extend(map(call, *([value] for value in values)))
 
     # --- gradients --------------------------------------------------------------------------------------------------
 
@@ -185,9 +196,7 @@ class Session(Amending):
         if self._rank.world > 1:  # others may have gradients of what has none here; push() sees to its own
             self.weights.follow(self._bindings)
         self._loss_scale = loss_scale
-        self._client.begin_step(groups, loss_scale, self.micro_batches.count)
-        self._open_step = self._client.step
-        self.step_open = True
+        self._call(self._client.begin_step, groups, loss_scale, self.micro_batches.count)
 
     def refuse_overwritten(self, parameters: Iterable[Tensor]) -> None:
         """Within a backward(), before a forward that computes activations again: Rejected if the weights that it reads are no
@@ -255,8 +264,8 @@ class Session(Amending):
 
     def _mark(self, binding: Binding) -> None:
         if binding.index not in self._marked:
-            binding.move_version()
             binding.last_seen.written()
+            binding.move_version()
             self._marked.add(binding.index)
 
     # --- the end ----------------------------------------------------------------------------------------------------
@@ -273,13 +282,17 @@ class Session(Amending):
         self._changes.before_end(self.step, self.staged)
         loss = self.micro_batches.loss if loss is None else loss
         clip, lost = self._clipping.max_norm, self._losses.take()
-        self._pending = self._client.end_step(loss, client_state, groups, clip, False, *lost)
-        self._leave()
+        self._end(loss, client_state, groups, clip, False, *lost)
 
     def discard(self) -> None:
         """Ends the step without its gradients, wherever it is: finish() waits for what comes of it, which no weight does."""
         self._staging.drop()
-        self._pending = self._client.end_step(None, b"", [], None, True)
+        self._end(None, b"", [], None, True)
+
+    def _end(self, *values: Any) -> None:
+        self._ended_step = self._client.step
+        self._leaving = True
+        self._call(self._client.end_step, *values)
         self._leave()
 
     def _check_end(self) -> None:
@@ -290,12 +303,16 @@ class Session(Amending):
     def _leave(self) -> None:
         self.micro_batches.clear()
         self._clipping.clear()
+        self._leaving = False
 
     def finish(self) -> StepResult:
         """Waits for the result of the ended step and for its weights. After an interrupted wait, waits on. Rejected, when
         all that is done, if they have overwritten others than the last step's."""
-        assert self._pending is not None, "end() comes first"
-        fields = fields_of(self._pending, self._ranks.patience("its end, of which all ranks are part", self.step))
+        pending = self._open[-1] if self.ended else None
+        assert pending is not None, "end() comes first"
+        if self._leaving:  # Ctrl-C came before
+            self._leave()
+        fields = fields_of(pending, self._ranks.patience("its end, of which all ranks are part", self.step))
         result = StepResult.from_fields(fields, self._names)
         received = set(fields["tensors_received"])
         for index in received - (self._awaited or set()):
@@ -308,11 +325,10 @@ class Session(Amending):
                 self._changes.before_weights(binding)
             self.weights.pull(lacking)
         self._marked.clear()
-        self._pending = None
-        self.step_open = False
         self.last_result = result
         if self._awaited is not None:
             self._awaited.update(range(len(self._bindings)))
+        self._open.clear()
         self._changes.tell(result.step)
         return result
 

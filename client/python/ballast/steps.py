@@ -265,6 +265,8 @@ class Steps(StepOutcomes):
         begun = session is not None and session.begun
         waits_on = session is not None and session.ended
         self._empty = not begun and (self._overlap or not waits_on)
+        if not begun:  # what Ctrl-C has left of one that was ended
+            self._sent.clear()
         if session is None or not session.step_open:
             self._check_in_place()
             self._unpaired.tell()

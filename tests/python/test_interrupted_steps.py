@@ -1,0 +1,100 @@
+"""Ctrl-C at any moment of a step, down to what Python does between a call of the client's and keeping its answer: the step is
+here as it is with the daemon, and training goes on."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ballast
+from models import layered, same_bits, weights_of
+
+AdamW = Callable[..., ballast.AdamW]
+EXACT: dict[str, Any] = {"state_dtype": "fp32", "master_weight_bits": 32, "commit": "staged"}
+# Where a session tells the client of a step, hears of it, and takes its weights.
+PLACES = {"begin", "_call", "end", "_end", "discard", "_leave", "finish", "_take", "_mark", "move_version", "written"}
+
+
+def interrupted_at(number: int, act: Callable[[], object]) -> bool:
+    """Calls it, and raises KeyboardInterrupt within PLACES, after so many instructions of the interpreter. Whether there were
+    as many."""
+
+    def trace(frame: Any, event: str, _: object) -> Any:
+        nonlocal number
+        code = frame.f_code
+        if "/ballast/" not in code.co_filename or code.co_name not in PLACES:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            number -= 1
+            if number < 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    kept = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        act()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(kept)
+    return False
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, number: int, drops: bool = False) -> None:
+    inputs = torch.randn(4, 8, generator=torch.Generator().manual_seed(number))
+    model(inputs).square().mean().backward()
+    if drops:
+        optimizer.zero_grad()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("drops", [False, True])
+def test_a_staged_step_is_made_or_dropped(drops: bool, adamw: AdamW) -> None:
+    model, twin = layered(seed=1)[:2], layered(seed=1)[:2]
+    optimizer = adamw(model.named_parameters(), **EXACT)
+    theirs = adamw(twin.named_parameters(), **EXACT, run=f"{optimizer.run}-twin")
+    optimizer.connect()
+    made = 0
+    for number in itertools.count():
+        interrupted = interrupted_at(number, lambda: train(model, optimizer, number, drops))
+        optimizer.zero_grad()  # drops a step that has begun
+        optimizer.step()  # waits for one that was ended
+        applied = optimizer.run_status().steps_applied
+        if applied > made:
+            train(twin, theirs, number)
+        made = applied
+        if not interrupted:
+            break
+    assert number > 100
+    assert made == 0 if drops else 0 < made < number
+    train(model, optimizer, number)
+    train(twin, theirs, number)
+    assert same_bits(weights_of(model), weights_of(twin))
+
+
+def test_a_released_step_is_ended_by_the_next_call(adamw: AdamW) -> None:
+    model = layered(seed=1)[:2]
+    optimizer = adamw(model.named_parameters())
+    train(model, optimizer, 0)
+    for number in itertools.count():
+        interrupted = interrupted_at(number, lambda: train(model, optimizer, number))
+        with suppress(ballast.Rejected):
+            optimizer.zero_grad()  # which says what to do with one that has begun
+        optimizer.step()
+        kept = weights_of(model)
+        optimizer.pull()
+        assert same_bits(kept, weights_of(model))
+        if not interrupted:
+            break
+    assert number > 100
