@@ -170,6 +170,22 @@ def test_who_reads_weights_of_modules_gets_the_new_ones(read: str, adamw: AdamW)
         assert same_bits([p.detach() for p in expected], [p.detach() for p in found])
 
 
+def test_a_hook_within_backward_may_go_through_the_parameters(adamw: AdamW) -> None:
+    """Which computes nothing again, whatever has its gradient by then."""
+    model, twin = layered(seed=1), layered(seed=1)
+    waits = adamw(model.named_parameters())
+    overlaps = adamw(twin.named_parameters(), run=f"{waits.run}-twin", overlap_forward=True)
+    found: list[list[str]] = []
+    twin[0].weight.register_hook(lambda _: found.append([name for name, _ in twin.named_parameters()]))
+    for _ in range(3):
+        for net, optimizer in ((model, waits), (twin, overlaps)):
+            net(torch.ones(2, 8)).square().sum().backward()
+            optimizer.step()
+    assert found == 3 * [[name for name, _ in model.named_parameters()]]
+    overlaps.wait()
+    assert same_bits(weights_of(model), weights_of(twin))
+
+
 def test_torchs_own_methods_are_back_after_the_last_optimizer(none_open: None, adamw: AdamW) -> None:
     originals = nn.Module.state_dict, nn.Module.named_parameters, nn.Parameter.__deepcopy__
     one = adamw(layered(seed=1).named_parameters(), overlap_forward=True)

@@ -29,7 +29,7 @@ class TorchHooks:
     def __init__(
         self,
         receive: Callable[[Tensor], None],
-        read: Callable[[Iterable[Tensor]], None],
+        read: Callable[..., None],
         prepare: Callable[[nn.Module], None],
         overlap: bool,
         trainer: Trainer,

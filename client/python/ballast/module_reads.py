@@ -12,14 +12,14 @@ from torch.compiler import is_compiling
 
 from ballast.patch import Patch
 
-Read = Callable[[Iterable[Tensor]], None]
+Read = Callable[[Iterable[Tensor], bool], None]
 
 
 class ModuleReads:
-    """Calls `read(parameters)` before any nn.Module's state_dict() reads them or load_state_dict() writes them, before to() and
-    its like (half(), share_memory()) convert or move them, before parameters() or named_parameters() hands each out, and
-    before one is copied or pickled. Holds `read`'s object weakly. An attribute of a module that is read by its name is not
-    seen, nor a list of parameters that was made before."""
+    """Calls `read(parameters, False)`, which says that no forward does, before any nn.Module's state_dict() reads them or
+    load_state_dict() writes them, before to() and its like (half(), share_memory()) convert or move them, before parameters()
+    or named_parameters() hands each out, and before one is copied or pickled. Holds `read`'s object weakly. An attribute of a
+    module that is read by its name is not seen, nor a list of parameters that was made before."""
 
     def __init__(self, read: Read):
         self._read = weakref.WeakMethod(read)
@@ -28,7 +28,7 @@ class ModuleReads:
     def tell(self, parameters: Iterable[Tensor]) -> None:
         read = self._read()
         if read is not None:
-            read(parameters)
+            read(parameters, False)
 
     def remove(self) -> None:
         """With the last one torch's own methods are put back."""

@@ -134,9 +134,9 @@ class Steps(StepOutcomes):
         session.push(parameter, grad)
         self._sent.mark(parameter, grad, name, session.staged)
 
-    def before_read(self, parameters: Iterable[Tensor]) -> None:
-        """These parameters are about to be read: waits for weights that are on their way. Rejected if a backward() under way
-        has changed them already."""
+    def before_read(self, parameters: Iterable[Tensor], forward: bool = True) -> None:
+        """These parameters are about to be read: waits for weights that are on their way. Rejected if a forward reads them, and
+        a backward() under way has changed them already."""
         optimizer = self._optimizer()  # held until this is done
         session = self._membership.session
         if optimizer is None or session is None or not session.step_open:
@@ -146,7 +146,7 @@ class Steps(StepOutcomes):
             with self.lock, self.following():
                 if session.ended:
                     session.await_weights(ours)
-                else:
+                elif forward:
                     session.refuse_overwritten(ours)
 
     # --- sharded modules --------------------------------------------------------------------------------------------
