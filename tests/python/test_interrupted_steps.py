@@ -1,5 +1,5 @@
-"""Ctrl-C at any moment of a step, down to what Python does between a call of the client's and keeping its answer: the step is
-here as it is with the daemon, and training goes on."""
+"""Ctrl-C at any moment of a step, or of joining a run, down to what Python does between a call of the client's and keeping
+its answer: the step is here as it is with the daemon, and training goes on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 import ballast
-from models import layered, same_bits, weights_of
+from ballast.weights import Weights
+from models import assert_close, layered, same_bits, weights_of
 
 AdamW = Callable[..., ballast.AdamW]
 EXACT: dict[str, Any] = {"state_dtype": "fp32", "master_weight_bits": 32, "commit": "staged"}
@@ -98,3 +99,22 @@ def test_a_released_step_is_ended_by_the_next_call(adamw: AdamW) -> None:
         if not interrupted:
             break
     assert number > 100
+
+
+def test_a_rank_that_was_taken_as_ctrl_c_came_is_taken_again(adamw: AdamW, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daemon has let this trainer in, and it has not got to know."""
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    model, twin = layered(seed=1), layered(seed=1)
+    optimizer, theirs = adamw(model.named_parameters(), **EXACT), torch.optim.AdamW(twin.parameters())
+    with monkeypatch.context() as patched:
+        patched.setattr(Weights, "__init__", interrupt)
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                optimizer.connect()
+    for number in range(3):
+        train(model, optimizer, number)
+        train(twin, theirs, number)
+    assert_close(model, twin)

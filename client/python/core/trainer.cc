@@ -53,8 +53,11 @@ nb::dict Attach(const PyClient& self, const std::string& run_id, uint32_t rank, 
   options.join_timeout_s = join_timeout_s;
   options.shards = MakeShards(shards);
   options.spec_sha256 = spec_sha256;
-  const Attachment attachment = OrThrow(self.AskOrUndo([options](Client& client) { return client.Attach(options); },
-                                                       [](Client& client) { client.Detach(); }));
+  const auto attach = [options](Client& client) {
+    client.Detach();  // what this process holds of an attachment whose answer Ctrl-C has kept from it: nothing
+    return client.Attach(options);
+  };
+  const Attachment attachment = OrThrow(self.AskOrUndo(attach, [](Client& client) { client.Detach(); }));
   self.Hold(run_id, options.shards);
   nb::dict out;
   out["resume_step"] = attachment.resume_step;
