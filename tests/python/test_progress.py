@@ -124,6 +124,23 @@ def test_an_exception_goes_through() -> None:
         raise KeyError
 
 
+def test_a_wait_that_is_interrupted_as_it_begins_is_told_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C is heard while the thread starts that would tell of it."""
+    start, started = threading.Thread.start, []
+
+    def interrupted(self: threading.Thread) -> None:
+        start(self)
+        started.append(self)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(threading.Thread, "start", interrupted)
+        with progress.Transfer("pulling", MIB, lambda: 0):
+            pass
+    assert len(started) == 1
+    until(lambda: not started[0].is_alive())
+
+
 def test_lines_of_a_wait_come_at_longer_and_longer_intervals(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -62,7 +62,11 @@ class Transfer:
         self._thread = threading.Thread(target=self._run, name="ballast progress", daemon=True)
 
     def __enter__(self) -> Transfer:
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:  # Ctrl-C, heard while it starts
+            self._over.set()
+            raise
         return self
 
     def __exit__(
