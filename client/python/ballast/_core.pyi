@@ -71,7 +71,7 @@ class Client:
         shards: Sequence[tuple[int, int, bool] | None] | None = None,
         spec_sha256: str = "",
     ) -> dict[str, Any]:
-        """Gives back what this client holds of a rank before, and attaches anew.
+        """Gives back what this client holds of a rank before, unless a rewind has ended that, and attaches anew.
 
         spec_sha256: of the spec that the caller goes by; Rejected if the run has another one. Empty: the last that this
         client created or amended the run with.

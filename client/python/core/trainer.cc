@@ -14,6 +14,8 @@
 #include <tuple>
 #include <vector>
 
+#include "proto/rewound.h"
+
 #include "client/python/core/landing.h"
 #include "client/python/core/memory.h"
 #include "client/python/core/pending_measure.h"
@@ -54,7 +56,9 @@ nb::dict Attach(const PyClient& self, const std::string& run_id, uint32_t rank, 
   options.shards = MakeShards(shards);
   options.spec_sha256 = spec_sha256;
   const auto attach = [options](Client& client) {
-    client.Detach();  // what this process holds of an attachment whose answer Ctrl-C has kept from it: nothing
+    // What this process holds of an attachment whose answer Ctrl-C has kept from it is nothing. A rewind has ended its own, and
+    // Attach is to know of it.
+    if (!RewoundTo(client.status())) client.Detach();
     return client.Attach(options);
   };
   const Attachment attachment = OrThrow(self.AskOrUndo(attach, [](Client& client) { client.Detach(); }));
