@@ -12,6 +12,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import ballast
+from ballast import checkpointing
+from ballast.patch import Patch
 from models import assert_close, same_bits, weights_of
 
 AdamW = Callable[..., ballast.AdamW]
@@ -90,3 +92,17 @@ def test_the_usual_checkpoints_work_in_release(options: dict[str, Any], reentran
             optimizer.step()
     released.wait()
     assert same_bits(weights_of(model), weights_of(twin))
+
+
+def test_a_torch_that_does_not_tell_of_checkpoints_is_taken_to_have_made_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one would whose checkpoint() calls other functions of its own."""
+    monkeypatch.setattr(checkpointing, "_watchers", Patch((torch.utils.checkpoint, "no_such_function", lambda f: f)))
+    used: list[int] = []
+    checkpointing._is_told.cache_clear()
+    try:
+        checkpointing.Checkpointing(lambda: used.append(1)).remove()
+    finally:
+        checkpointing._is_told.cache_clear()
+    assert used == [1]
+    monkeypatch.undo()
+    assert checkpointing._is_told()
