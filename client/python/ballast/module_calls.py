@@ -18,38 +18,36 @@ class ModuleCall:
     inside: bool = False  # for who began it
 
 
+class _Own(threading.local):
+    def __init__(self) -> None:  # called in each thread
+        self.calls: list[ModuleCall] = []  # that are under way, the last one last
+
+
 class ModuleCalls:
     """Of each thread its own, as forward hooks begin and end them. Torch runs no hook where KeyboardInterrupt or SystemExit ends
     a call: that one is lost, which is told by its frame."""
 
     def __init__(self) -> None:
-        self._own = threading.local()
+        self._own = _Own()
 
     def begin(self) -> ModuleCall:
         """Called by a hook, as end() is."""
         call = ModuleCall(next((frame for frame in _stack() if frame.f_code is nn.Module._call_impl.__code__), None))
-        self._under_way.append(call)
+        self._own.calls.append(call)
         return call
 
     def end(self) -> ModuleCall | None:
         """The last that has begun; None: there is none, as for hooks that came while it was under way."""
-        return self._under_way.pop() if self._under_way else None
+        return self._own.calls.pop() if self._own.calls else None
 
     def take_lost(self) -> Iterator[ModuleCall]:
         """Of this thread, the last first."""
-        calls = self._under_way
+        calls = self._own.calls
         if not calls:
             return
         stack = set(map(id, _stack()))
         while calls and calls[-1].frame is not None and id(calls[-1].frame) not in stack:
             yield calls.pop()
-
-    @property
-    def _under_way(self) -> list[ModuleCall]:
-        if not hasattr(self._own, "calls"):
-            self._own.calls = []
-        calls: list[ModuleCall] = self._own.calls
-        return calls
 
 
 def _stack() -> Iterator[FrameType]:

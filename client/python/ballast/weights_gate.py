@@ -9,6 +9,11 @@ from contextlib import contextmanager
 from ballast.errors import Rejected
 
 
+class _Own(threading.local):
+    def __init__(self) -> None:  # called in each thread
+        self.entries: list[int] = []  # that are inside, the last one last
+
+
 class WeightsGate:
     """Thread-safe. A thread that is inside may enter again."""
 
@@ -20,19 +25,11 @@ class WeightsGate:
         self._outlasted: set[int] = set()  # inside, when somebody's patience ran out
         self._changing = False
         self._waiting = 0  # threads that wait to change them
-        self._own = threading.local()
-
-    @property
-    def _mine(self) -> list[int]:
-        """This thread's entries that are inside, the last one last."""
-        if not hasattr(self._own, "entries"):
-            self._own.entries = []
-        entries: list[int] = self._own.entries
-        return entries
+        self._own = _Own()
 
     def enter(self, holds: bool = False) -> None:
         """Weights stay as they are until leave(). Waits while they are changed. holds: for long, maybe."""
-        mine = self._mine
+        mine = self._own.entries
         with self._free:
             while not mine and (self._changing or self._waiting > 0):
                 self._free.wait()
@@ -46,7 +43,7 @@ class WeightsGate:
     def leave(self) -> None:
         """What this thread has entered last."""
         with self._free:
-            entry = {self._mine.pop()}
+            entry = {self._own.entries.pop()}
             self._inside -= entry
             self._held -= entry
             self._outlasted -= entry
@@ -57,7 +54,7 @@ class WeightsGate:
         """Whether the weights may be changed in the block: nobody is inside. Waits until that is so for as many seconds, and not
         at all where this thread is inside itself, anyone holds them, or anyone is who was not awaited before. None: waits
         however long; Rejected if this thread is inside itself."""
-        if patience is None and self._mine:
+        if patience is None and self._own.entries:
             raise Rejected(
                 "weights cannot be changed within a forward or held(), which use them", "FAILED_PRECONDITION"
             )
@@ -86,4 +83,4 @@ class WeightsGate:
 
     @property
     def _in_vain(self) -> bool:
-        return bool(self._mine or self._held or self._outlasted)
+        return bool(self._own.entries or self._held or self._outlasted)
