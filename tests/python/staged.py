@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Event, Thread
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ballast.gradient_staging import GradientStaging
+from interrupts import interrupted_at
 
 
 class Started:
@@ -117,28 +117,12 @@ def staging_of(nbytes: int = 1 << 20) -> tuple[GradientStaging, StandIn, Any]:
 def interrupt_at(line: int, act: Callable[[], object]) -> bool:
     """Calls it, and raises KeyboardInterrupt before the line of gradient_staging that comes so many lines into it. Whether
     there was one."""
-    left = line
-
-    def trace(frame: Any, event: str, _: object) -> Any:
-        nonlocal left
-        if not frame.f_code.co_filename.endswith("gradient_staging.py"):
-            return trace
-        if event == "line" and frame.f_code.co_name not in ("wait", "arrive"):
-            left -= 1
-            if left < 0:
-                sys.settrace(None)
-                raise KeyboardInterrupt
-        return trace
-
-    kept = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        act()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(kept)
-    return False
+    return interrupted_at(
+        line,
+        act,
+        "line",
+        lambda code: code.co_filename.endswith("gradient_staging.py") and code.co_name not in ("wait", "arrive"),
+    )
 
 
 def numbered(index: int, count: int = 100) -> Tensor:

@@ -4,9 +4,9 @@ its answer: the step is here as it is with the daemon, and training goes on."""
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable
 from contextlib import suppress
+from types import CodeType
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from torch import nn
 
 import ballast
 from ballast.weights import Weights
+from interrupts import interrupted_at
 from models import assert_close, layered, same_bits, weights_of
 
 AdamW = Callable[..., ballast.AdamW]
@@ -23,32 +24,8 @@ EXACT: dict[str, Any] = {"state_dtype": "fp32", "master_weight_bits": 32, "commi
 PLACES = {"begin", "_call", "end", "_end", "discard", "_leave", "finish", "_take", "_mark", "move_version", "written"}
 
 
-def interrupted_at(number: int, act: Callable[[], object]) -> bool:
-    """Calls it, and raises KeyboardInterrupt within PLACES, after so many instructions of the interpreter. Whether there were
-    as many."""
-
-    def trace(frame: Any, event: str, _: object) -> Any:
-        nonlocal number
-        code = frame.f_code
-        if "/ballast/" not in code.co_filename or code.co_name not in PLACES:
-            return None
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            number -= 1
-            if number < 0:
-                sys.settrace(None)
-                raise KeyboardInterrupt
-        return trace
-
-    kept = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        act()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(kept)
-    return False
+def is_place(code: CodeType) -> bool:
+    return "/ballast/" in code.co_filename and code.co_name in PLACES
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, number: int, drops: bool = False) -> None:
@@ -68,7 +45,7 @@ def test_a_staged_step_is_made_or_dropped(drops: bool, adamw: AdamW) -> None:
     optimizer.connect()
     made = 0
     for number in itertools.count():
-        interrupted = interrupted_at(number, lambda: train(model, optimizer, number, drops))
+        interrupted = interrupted_at(number, lambda: train(model, optimizer, number, drops), "opcode", is_place)
         optimizer.zero_grad()  # drops a step that has begun
         optimizer.step()  # waits for one that was ended
         applied = optimizer.run_status().steps_applied
@@ -89,7 +66,7 @@ def test_a_released_step_is_ended_by_the_next_call(adamw: AdamW) -> None:
     optimizer = adamw(model.named_parameters())
     train(model, optimizer, 0)
     for number in itertools.count():
-        interrupted = interrupted_at(number, lambda: train(model, optimizer, number))
+        interrupted = interrupted_at(number, lambda: train(model, optimizer, number), "opcode", is_place)
         with suppress(ballast.Rejected):
             optimizer.zero_grad()  # which says what to do with one that has begun
         optimizer.step()
