@@ -17,9 +17,9 @@ absl::StatusOr<uint64_t> MemoryOf(const google::protobuf::Message& request, uint
                    "; leave out what is empty or repeated, and what this daemon does not know"));
 }
 
-uint64_t MostRequestMemory(uint64_t tensors, uint64_t chunks) {
+absl::Status CheckRequestMemory(const google::protobuf::Message& request, uint64_t tensors, uint64_t chunks) {
   constexpr uint64_t kOfCall = 64 << 10, kOfTensor = 1 << 10, kOfChunk = 128;  // two ranges of elements
-  return Sum(kOfCall, Sum(Product(tensors, kOfTensor), Product(chunks, kOfChunk)));
+  return MemoryOf(request, Sum(kOfCall, Sum(Product(tensors, kOfTensor), Product(chunks, kOfChunk)))).status();
 }
 
 }  // namespace ballast

@@ -14,9 +14,9 @@ namespace ballast {
 
 // In bytes. RESOURCE_EXHAUSTED: more than `most`.
 absl::StatusOr<uint64_t> MemoryOf(const google::protobuf::Message& request, uint64_t most);
-// The most that a call about a run may take whose request is kept until it ends: more than can be said of each tensor
+// Of a call about a run, whose request is kept until it ends. RESOURCE_EXHAUSTED: it takes more than can be said of each tensor
 // and each chunk.
-uint64_t MostRequestMemory(uint64_t tensors, uint64_t chunks);
+absl::Status CheckRequestMemory(const google::protobuf::Message& request, uint64_t tensors, uint64_t chunks);
 
 // A stream's message is kept until the next one comes: what it had beyond kMostKeptBytes, its long fields having been
 // taken, is let go. bytes: that it had on the wire.

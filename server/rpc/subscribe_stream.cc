@@ -31,7 +31,7 @@ absl::Status SubscribeStream::Begin(const grpc::CallbackServerContext& context, 
     return environment_.relays->Refusal();  // the weights' newest versions are here alone
   }
   RETURN_IF_ERROR(FindRun(request.run_id()));
-  RETURN_IF_ERROR(MemoryOf(request, MostRequestMemory(run_->spec().tensors.size(), 0)).status());
+  RETURN_IF_ERROR(CheckRequestMemory(request, run_->spec().tensors.size(), /*chunks=*/0));
   if (environment_.relays != nullptr && !request.format().empty() &&
       !IsServedIn(run_->spec(), kernels::FindWireFormat(request.format()))) {
     return environment_.relays->Refusal();

@@ -152,8 +152,7 @@ absl::StatusOr<std::shared_ptr<Run>> TrainerService::CheckAttach(const v1::Attac
   ASSIGN_OR_RETURN(auto run, environment_.runs->Find(request.run_id()));
   if (request.session_token().empty()) RETURN_IF_ERROR(CheckSpec(request, *run));
   RETURN_IF_ERROR(CheckRank(request, run->spec()));
-  const uint64_t most = MostRequestMemory(run->spec().tensors.size(), run->chunk_starts()->back());
-  RETURN_IF_ERROR(MemoryOf(request, most).status());
+  RETURN_IF_ERROR(CheckRequestMemory(request, run->spec().tensors.size(), run->chunk_starts()->back()));
   if (environment_.runs->draining())
     return absl::UnavailableError("the daemon is shutting down; attach to the next one");
   ASSIGN_OR_RETURN(made->coverage, ToCoverage(request, run->spec(), run->chunk_starts()));

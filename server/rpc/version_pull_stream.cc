@@ -28,8 +28,7 @@ absl::Status VersionPullStream::Begin(const grpc::CallbackServerContext& context
   ASSIGN_OR_RETURN(const Caller caller, Enter(environment_, context, "Pull"));
   ASSIGN_OR_RETURN(place_, AdmitStream(environment_, caller, "Pull", request.run_id(), &record_));
   ASSIGN_OR_RETURN(run_, environment_.runs->Find(request.run_id()));
-  const uint64_t most = MostRequestMemory(run_->spec().tensors.size(), run_->chunk_starts()->back());
-  RETURN_IF_ERROR(MemoryOf(request, most).status());
+  RETURN_IF_ERROR(CheckRequestMemory(request, run_->spec().tensors.size(), run_->chunk_starts()->back()));
   gathers_ = request.takes_batches();
   ASSIGN_OR_RETURN(FollowOrder order, ToFollowOrder(request, run_->spec()));
   run_->Follow(shared_from_this(), std::move(order));

@@ -115,12 +115,16 @@ class OneCallInTurn final : public v1::AdminService::CallbackService {
   std::atomic<bool> carried_out_ = false;
 };
 
+std::unique_ptr<grpc::Server> Serve(grpc::Service* service) {
+  grpc::ServerBuilder builder;
+  builder.RegisterService(service);
+  return builder.BuildAndStart();
+}
+
 TEST(RequestQueueTest, ACallThatIsCancelledWhileItWaitsIsNotCarriedOut) {
   RequestQueue queue;
   OneCallInTurn service(&queue);
-  grpc::ServerBuilder builder;
-  builder.RegisterService(&service);
-  const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  const auto server = Serve(&service);
   const auto stub = v1::AdminService::NewStub(server->InProcessChannel({}));
   absl::Notification go, behind;
   ASSERT_TRUE(queue.Post(1, [&](RequestQueue::Place) { go.WaitForNotification(); }).ok());
@@ -146,9 +150,7 @@ TEST(RequestQueueTest, ACallThatIsCancelledWhileItWaitsIsNotCarriedOut) {
 TEST(RequestQueueTest, ACallCountsByTheMemoryThatItTakesAndNotByItsBytes) {
   RequestQueue queue;
   OneCallInTurn service(&queue);
-  grpc::ServerBuilder builder;
-  builder.RegisterService(&service);
-  const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  const auto server = Serve(&service);
   const auto stub = v1::AdminService::NewStub(server->InProcessChannel({}));
   absl::Notification go;
   constexpr uint64_t kLeft = 1 << 20;
