@@ -25,6 +25,15 @@ constexpr int kMostLooks = 5;
 // How soon a part is asked again that finishes a step without this rank.
 constexpr absl::Duration kFinishing = absl::Milliseconds(100);
 
+// Of the parts that have one.
+std::vector<v1::StepResult> LastResults(const std::vector<Attachment>& attachments) {
+  std::vector<v1::StepResult> results;
+  for (const Attachment& attachment : attachments) {
+    if (attachment.last_result) results.push_back(*attachment.last_result);
+  }
+  return results;
+}
+
 }  // namespace
 
 absl::StatusOr<Attachment> PartsClient::AttachPart(uint32_t part, AttachOptions options) {
@@ -151,11 +160,7 @@ Attachment PartsClient::OnAttached(const std::vector<Attachment>& attachments) {
   checkpoint_step_ = durable_step_ = 0;
   shared_checkpoint_ = SharedCheckpoint(parts());
   Attachment whole = Merge(attachments);
-  if (whole.last_result) {
-    std::vector<v1::StepResult> told;
-    for (const Attachment& attachment : attachments) told.push_back(*attachment.last_result);
-    TellDurable(told, &*whole.last_result);
-  }
+  if (whole.last_result) TellDurable(LastResults(attachments), &*whole.last_result);
   return whole;
 }
 
@@ -164,7 +169,6 @@ Attachment PartsClient::Merge(const std::vector<Attachment>& attachments) const 
   std::vector<uint64_t> generations;
   whole.digests.assign(whole_.placement.tensors(), 0);
   bool digests = true;
-  std::vector<v1::StepResult> results;
   for (uint32_t part = 0; part < parts(); ++part) {
     const Attachment& one = attachments[part];
     whole.weights_loaded = whole.weights_loaded && one.weights_loaded;
@@ -172,12 +176,11 @@ Attachment PartsClient::Merge(const std::vector<Attachment>& attachments) const 
     const std::vector<uint32_t>& numbers = whole_.placement.numbers(part);
     digests = digests && one.digests.size() == numbers.size();
     for (size_t i = 0; digests && i < numbers.size(); ++i) whole.digests[numbers[i]] = one.digests[i];
-    if (one.last_result) results.push_back(*one.last_result);
   }
   if (!digests) whole.digests.clear();
   whole.generation = MergeGenerations(generations);
   whole.last_result.reset();
-  if (results.size() == parts()) {
+  if (const auto results = LastResults(attachments); results.size() == parts()) {
     whole.last_result = MergeResults(results, whole_.placement, names_, whole_.staged());
   }
   return whole;
@@ -241,9 +244,7 @@ absl::StatusOr<bool> PartsClient::Align(const AttachOptions& options, std::vecto
 // The step that some parts have just closed behind the others.
 bool PartsClient::GoBackIfTorn(const Attachment& whole, const std::vector<Attachment>& attachments) {
   if (!whole.last_result || whole.last_result->step() + 1 != whole.resume_step) return false;
-  std::vector<v1::StepResult> told;
-  for (const Attachment& attachment : attachments) told.push_back(*attachment.last_result);
-  return GoBackIfTorn(*whole.last_result, told);
+  return GoBackIfTorn(*whole.last_result, LastResults(attachments));
 }
 
 absl::StatusOr<std::vector<std::set<uint64_t>>> PartsClient::StepsKept(const std::string& run_id,
