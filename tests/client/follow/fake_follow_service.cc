@@ -48,10 +48,11 @@ void FakeFollowService::Shutdown() {
   server_->Shutdown(std::chrono::system_clock::now());
 }
 
-void FakeFollowService::Say(const VersionParts& parts) {
+void FakeFollowService::Say(const VersionParts& parts, const std::optional<grpc::Status>& end) {
   absl::MutexLock lock(&mu_);
   ++said_;
   for (const v1::VersionPart& part : parts) turns_.push_back({.part = part, .said = said_});
+  if (end) turns_.push_back({.end = *end, .said = said_});
 }
 
 void FakeFollowService::End(grpc::Status status, int retry_after_ms) {

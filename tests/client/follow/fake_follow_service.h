@@ -28,7 +28,8 @@ class FakeFollowService final : public v1::FollowService::Service {
   const std::string& address() const { return address_; }
   void Shutdown();  // as if it was killed
 
-  void Say(const VersionParts& parts);
+  // end: how the call ends behind it, if it does. In one, for a reader that may give the call up before.
+  void Say(const VersionParts& parts, const std::optional<grpc::Status>& end = {});
   // The call, or the next one, ends with this. retry_after_ms: trailing metadata; 0: none.
   void End(grpc::Status status, int retry_after_ms = 0);
   void Cut() { End({grpc::StatusCode::UNAVAILABLE, "Connection reset by the test"}); }

@@ -23,15 +23,13 @@ class FollowRecoveryTest : public ::testing::Test {
   // All but so many of the last ones, and then the call ends.
   void SayInPart(VersionParts parts, size_t left_out) {
     parts.resize(parts.size() - left_out);
-    daemon_.Say(parts);
-    daemon_.End(Over());
+    daemon_.Say(parts, Over());
   }
   // The version with a part that the test makes wrong, and then the call's end.
   template <typename Damage>
   void SayDamaged(VersionParts parts, const Damage& damage) {
     damage(*parts[1].mutable_chunk());
-    daemon_.Say(parts);
-    daemon_.End(Over());
+    daemon_.Say(parts, Over());
   }
   std::string Said() {
     std::string all;
@@ -97,8 +95,7 @@ TEST_F(FollowRecoveryTest, ATensorOfAnotherDigestHasLostItsWay) {
   FollowedRun other = first_;
   other.codes[0][3] ^= 1;  // what the daemon believes this reader to have
   const FollowedRun next = other.Next();
-  daemon_.Say(next.ChangesOf(other));
-  daemon_.End(Over());
+  daemon_.Say(next.ChangesOf(other), Over());
   daemon_.Say(next.Whole());
   EXPECT_EQ(reader_.Next().step, 2u);
   reader_.Expect(next);
@@ -134,8 +131,7 @@ TEST_F(FollowRecoveryTest, ChangesThatAreMalformedAreAnError) {
       bytes += 4 * static_cast<uint64_t>(part.chunk().scales_size());
     }
     changes[0].mutable_begin()->set_bytes(bytes);
-    daemon_.Say(changes);
-    daemon_.End(Over());
+    daemon_.Say(changes, Over());
     if (i < 2) daemon_.Say(first_.Whole());
   }
   for (int i = 0; i < 2; ++i) EXPECT_EQ(reader_.Next().step, 1u) << "it asks for all";
