@@ -72,8 +72,8 @@ TEST(SmallTensorsTest, WeightsWithoutTheirBytesEndTheClient) {
     Trainer trainer(daemon.address());
     ASSERT_TRUE(trainer.Attach().ok());
     ASSERT_TRUE(trainer.client->BeginStep({}).ok());
-    daemon.Inject(bad);
     ASSERT_TRUE(trainer.Push(1).ok());
+    daemon.Inject(bad);  // goes out with the answer to what comes next
     const auto result = trainer.client->EndStep({}).get();
     EXPECT_EQ(result.status().code(), absl::StatusCode::kInternal);
     EXPECT_THAT(std::string(result.status().message()), HasSubstr("without their bytes"));
