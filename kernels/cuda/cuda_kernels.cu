@@ -10,6 +10,7 @@
 #include "kernels/cuda/warp_curvature.h"
 #include "kernels/cuda/warp_gradient.h"
 #include "kernels/cuda/warp_grid.h"
+#include "kernels/cuda/warp_terms.h"
 
 namespace ballast::kernels {
 inline namespace BALLAST_UNIT {
@@ -69,27 +70,9 @@ __global__ void __launch_bounds__(kGroupThreads) AverageRows(const DeviceAverage
   });
 }
 
-template <class Wire>
-__global__ void __launch_bounds__(kGroupThreads)
-    AccumulateRows(float* sum, const std::byte* in, uint64_t n, bool first_of_all) {
-  const TileRange rows = TilesOfWarp(WarpNumber(), WarpCount(), (n + kRow - 1) / kRow);
-  for (uint64_t row = rows.first; row < rows.last; ++row) {
-    const uint64_t first = row * kRow, count = n - first < kRow ? n - first : kRow;
-    uint32_t packed[WordsEach(Wire::kBytes)];
-    WarpVector::LoadVector(in + first * Wire::kBytes, packed);
-    float values[kEach];
-    DecodeRow<WarpVector, Wire>(packed, 1, count, values);
-    std::byte* const sums = reinterpret_cast<std::byte*>(sum + first);
-    uint32_t bits[kEach];
-    if (!first_of_all) {
-      WarpVector::LoadVector(sums, bits);
-      BALLAST_UNROLL for (int j = 0; j < kEach; ++j) {
-        values[j] = WarpVector::Add(WarpVector::FromBits(bits[j]), values[j]);
-      }
-    }
-    BALLAST_UNROLL for (int j = 0; j < kEach; ++j) bits[j] = WarpVector::Bits(values[j]);
-    WarpVector::StoreVector(sums, bits, true);
-  }
+__global__ void __launch_bounds__(kGroupThreads) SumTerms(const DeviceSum* batch, int count, uint64_t tiles) {
+  ForTilesOfWarp(batch, count, tiles, WarpNumber(), WarpCount(),
+                 [](const DeviceSum& item, uint64_t tile) { SumTermsInTile<WarpVector>(item, tile); });
 }
 
 __global__ void __launch_bounds__(kGroupThreads)
@@ -210,15 +193,8 @@ std::span<const CudaMaster> CudaMasters() {
   return kMasters;
 }
 
-int CudaAccumulate(float* sum, const void* in, WireIndex format, uint64_t n, bool first, CudaStream stream) {
-  cudaError_t error = cudaErrorInvalidValue;
-  WithWire(format, WireList{}, [&]<class Wire>() {
-    if constexpr (Wire::kGradient) {
-      error = Launch<&AccumulateRows<Wire>>((n + kRow - 1) / kRow, stream, sum, static_cast<const std::byte*>(in), n,
-                                            first);
-    }
-  });
-  return error;
+int CudaSum(const DeviceSum* batch, int count, uint64_t tiles, CudaStream stream) {
+  return Launch<&SumTerms>(tiles, stream, batch, count, tiles);
 }
 
 int CudaMeasure(const DeviceGradient* batch, int count, uint64_t tiles, CudaStream stream) {

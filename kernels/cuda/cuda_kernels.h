@@ -48,6 +48,21 @@ struct DeviceGradient {
   TileStatistics* tiles;  // of each of its tiles, written as in WireFormat::measure
 };
 
+// A part of a gradient of a batch, as the sum of what ranks sent of it. With `adds`, `to` is fp32, and the terms are added to
+// it in their order: each to a sum that is rounded before the next. Where the sum begins (`first`), what was there is
+// forgotten: the first term is what the sum is, to the bit, and without terms it is -0.0. Else `to` has the terms' format,
+// and takes the one term as it is, or 0 without one. Formats are those with `gradient`. Of the last eight elements that
+// the part has some of, those past its end may be read and written too.
+struct DeviceSum {
+  std::byte* to;
+  uint64_t n;
+  const std::byte* const* terms;
+  int term_count;
+  WireIndex format;  // of the terms
+  bool adds, first;
+  uint64_t first_tile;
+};
+
 // One tensor's probe of a batch. `first_tile` counts sampled tiles.
 struct DeviceCurvature {
   CurvatureProbe probe;
@@ -85,9 +100,8 @@ struct CudaMaster {
   int (*average)(const DeviceAverage* batch, int count, uint64_t tiles, CudaStream stream);
 };
 
-// sum[i] = decoded in[i] where `first`, else RN(sum[i] + decoded in[i]); n elements, with room for
-// whole rows in `sum` too. Ranks and micro-batches are added in their order, so the launches are in one stream.
-int CudaAccumulate(float* sum, const void* in, WireIndex format, uint64_t n, bool first, CudaStream stream);
+// Sums the parts of a batch, none of which overlaps another.
+int CudaSum(const DeviceSum* batch, int count, uint64_t tiles, CudaStream stream);
 
 // Measures the gradients of a batch in each of their tiles.
 int CudaMeasure(const DeviceGradient* batch, int count, uint64_t tiles, CudaStream stream);

@@ -41,4 +41,10 @@ inline std::vector<float> Narrow(uint64_t seed, uint64_t n) {
   return values;
 }
 
+// Finite values; the oracle's encoding saturates them where a format needs it.
+inline std::vector<float> Finite(std::vector<float> values) {
+  for (float& x : values) x = std::isfinite(x) ? x : 0.0f;
+  return values;
+}
+
 }  // namespace ballast::kernels

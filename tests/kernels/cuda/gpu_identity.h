@@ -58,9 +58,9 @@ class Findings {
   std::string first_;
 };
 
-// gpu_identity_updates.cc: every kernel. gpu_identity_codecs.cc: loading, serving, scales, sums, measures, divisions;
-// and what is refused. gpu_identity_probes.cc: curvature. gpu_identity_matrices.cc: what a GPU makes orthogonal, which is near
-// what the CPU does, and the same every time.
+// gpu_identity_updates.cc: every kernel. gpu_identity_codecs.cc: loading, serving, scales, divisions; and what is refused.
+// gpu_identity_gradients.cc: sums and measures. gpu_identity_probes.cc: curvature. gpu_identity_matrices.cc: what a GPU makes
+// orthogonal, which is near what the CPU does, and the same every time.
 void CompareUpdates(const Extent& extent, const Stream& stream, Findings* findings);
 void CompareManyTensors(const Extent& extent, const Stream& stream, Findings* findings);
 void CompareCodecs(const Extent& extent, const Stream& stream, Findings* findings);

@@ -1,4 +1,4 @@
-// Loading, serving, scales and sums; and what must be refused, or is no work at all.
+// Loading, serving and scales; and what must be refused, or is no work at all.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -22,12 +22,6 @@ constexpr Piece kPieces[] = {{0, kElements}, {32, 33}, {32, 32}, {4128, 8000}, {
 constexpr std::byte kPoison{0x5a}, kJunk{0xff};
 
 const WireFormat& Wire(WireIndex format) { return WireFormats()[static_cast<size_t>(format)]; }
-
-// Finite values; the oracle's encoding saturates them where a format needs it.
-std::vector<float> Finite(std::vector<float> values) {
-  for (float& x : values) x = std::isfinite(x) ? x : 0.0f;
-  return values;
-}
 
 // A master's planes on both sides.
 class MasterTensor {
@@ -243,79 +237,6 @@ void CompareMaster(size_t master, const std::vector<float>& values, std::span<co
   }
 }
 
-// A payload's numbers, by the oracle.
-std::vector<float> Decoded(const Payload& payload) {
-  const uint64_t bytes = Wire(payload.format).bytes;
-  std::vector<float> values(payload.bytes.size() / bytes);
-  for (size_t i = 0; i < values.size(); ++i) {
-    uint32_t code = 0;
-    std::memcpy(&code, payload.bytes.data() + i * bytes, bytes);
-    values[i] =
-        bytes == 4
-            ? std::bit_cast<float>(code)
-            : static_cast<float>(oracle::ValueOf(code, *FloatOf(Wire(payload.format)), static_cast<int>(bytes) * 8));
-  }
-  return values;
-}
-
-void CompareSum(WireIndex format, uint64_t n, uint64_t ranks, const Stream& stream, Findings* findings) {
-  const std::string title = std::string("the sum of gradients in ") + NameOf(format);
-  DeviceArray sum(PaddedElements(n) * sizeof(float));
-  sum.Fill(kJunk, stream);
-  std::vector<float> wanted(n);
-  for (uint64_t rank = 0; rank < ranks; ++rank) {
-    Payload payload = Encoded(format, rank % 2 == 0 ? Finite(Adversarial(rank, n)) : Normals(rank).Vector(n, 1e-3));
-    const std::vector<float> values = Decoded(payload);
-    for (uint64_t i = 0; i < n; ++i) wanted[i] = rank == 0 ? values[i] : wanted[i] + values[i];
-    payload.bytes.resize(PaddedElements(n) * Wire(format).bytes, kJunk);
-    const DeviceArray in = Uploaded(payload.bytes, stream);
-    Check(CudaAccumulate(sum.as<float>(), in.data(), format, n, rank == 0, stream.get()), title);
-    stream.Wait(title);
-  }
-  std::vector<float> got(n);
-  sum.Download(got.data(), n * sizeof(float), stream);
-  findings->Same(reinterpret_cast<const std::byte*>(wanted.data()), reinterpret_cast<const std::byte*>(got.data()),
-                 n * sizeof(float), sizeof(float), [&](uint64_t i) {
-                   return title + ", " + std::to_string(n) + " elements, element " + std::to_string(i);
-                 });
-  findings->Compared(n * ranks);
-}
-
-// A batch of gradients of all formats and these sizes; past each one's end all bits are set: NaN.
-void CompareMeasures(std::span<const uint64_t> sizes, bool adversarial, const Stream& stream, Findings* findings) {
-  std::vector<DeviceArray> payloads;
-  std::vector<DeviceGradient> batch;
-  std::vector<TileStatistics> wanted;
-  uint64_t seed = 0;
-  for (const WireIndex format : GradientFormats()) {
-    for (const uint64_t n : sizes) {
-      Payload payload = Encoded(format, adversarial ? Adversarial(++seed, n) : Normals(++seed).Vector(n, 1e-3));
-      payload.bytes.resize(std::max<uint64_t>(PaddedElements(n), 1) * Wire(format).bytes, kJunk);
-      payloads.push_back(Uploaded(payload.bytes, stream));
-      batch.push_back({payloads.back().data(), format, 1.0f / 3, n, wanted.size(), nullptr});
-      const uint64_t tiles = kernels::TilesOf(n);
-      wanted.resize(wanted.size() + tiles);
-      Wire(format).measure(payload.bytes.data(), n, 1.0f / 3, 0, tiles, wanted.data() + wanted.size() - tiles);
-      findings->Compared(n);
-    }
-  }
-  DeviceArray tiles(wanted.size() * sizeof(TileStatistics));
-  tiles.Fill(kJunk, stream);
-  for (DeviceGradient& one : batch) one.tiles = tiles.as<TileStatistics>() + one.first_tile;
-  const DeviceArray device_batch = Uploaded(batch, stream);
-  Check(CudaMeasure(device_batch.as<DeviceGradient>(), static_cast<int>(batch.size()), wanted.size(), stream.get()),
-        "measuring");
-  std::vector<TileStatistics> got(wanted.size());
-  tiles.Download(got.data(), got.size() * sizeof(TileStatistics), stream);
-  stream.Wait("measuring");
-  findings->Same(reinterpret_cast<const std::byte*>(wanted.data()), reinterpret_cast<const std::byte*>(got.data()),
-                 got.size() * sizeof(TileStatistics), 4, [&](uint64_t word) {
-                   const uint64_t fields = sizeof(TileStatistics) / 4;
-                   return std::string("measuring, ") + (adversarial ? "adversarial" : "ordinary") + ", tile " +
-                          std::to_string(word / fields) + ", field " + std::to_string(word % fields);
-                 });
-}
-
 }  // namespace
 
 void CompareCodecs(const Extent& extent, const Stream& stream, Findings* findings) {
@@ -325,19 +246,6 @@ void CompareCodecs(const Extent& extent, const Stream& stream, Findings* finding
     CompareMaster(m, Normals(3).Vector(kElements, 1), extent.reduced ? few : all, stream, findings);
     if (!extent.reduced) CompareMaster(m, Finite(Adversarial(9, kElements)), all, stream, findings);
   }
-}
-
-void CompareSums(const Extent& extent, const Stream& stream, Findings* findings) {
-  for (const WireIndex format : GradientFormats()) {
-    for (const uint64_t n : {uint64_t{1}, uint64_t{256}, uint64_t{extent.reduced ? 5001u : 1000003u}}) {
-      CompareSum(format, n, 4, stream, findings);
-    }
-  }
-}
-
-void CompareMeasures(const Extent& extent, const Stream& stream, Findings* findings) {
-  const uint64_t sizes[] = {1, 0, 31, 257, 4096, 4097, extent.reduced ? 5001u : 1000003u};
-  for (const bool adversarial : {false, true}) CompareMeasures(sizes, adversarial, stream, findings);
 }
 
 void CompareDivisions(const Stream& stream, Findings* findings) {
@@ -376,8 +284,7 @@ void CheckRefusals(const Stream& stream, Findings* findings) {
                        "serving in no fit format");
     }
   }
-  findings->Expect(CudaAccumulate(nullptr, nullptr, fp32, 0, true, stream.get()) == cudaSuccess, "a sum of nothing");
-  findings->Expect(CudaAccumulate(nullptr, nullptr, -1, 1, true, stream.get()) != cudaSuccess, "a sum in no format");
+  findings->Expect(CudaSum(nullptr, 0, 0, stream.get()) == cudaSuccess, "sums of nothing");
   findings->Expect(CudaMeasure(nullptr, 0, 0, stream.get()) == cudaSuccess, "measuring nothing");
   stream.Wait("what is no work");
 }

@@ -8,6 +8,7 @@
 #include "kernels/cuda/warp_gradient.h"
 #include "kernels/cuda/warp_kernels.h"
 #include "kernels/cuda/warp_quick.h"
+#include "kernels/cuda/warp_terms.h"
 #include "tests/kernels/cuda/lockstep.h"
 
 namespace ballast::kernels {
@@ -107,6 +108,10 @@ void LockstepMeasure(WireIndex format, const std::byte* grad, uint64_t n, float 
       }
     }
   });
+}
+
+void LockstepSum(const DeviceSum& sum) {
+  for (uint64_t tile = 0; tile < TilesOf(sum.n); ++tile) SumTermsInTile<LockstepVector>(sum, tile);
 }
 
 std::span<const LockstepKernel> LockstepKernels() {

@@ -4,6 +4,7 @@
 
 #include <span>
 
+#include "kernels/cuda/cuda_kernels.h"
 #include "kernels/registry.h"
 
 namespace ballast::kernels {
@@ -26,6 +27,9 @@ struct LockstepMaster {
 // WireFormat::measure.
 void LockstepMeasure(WireIndex format, const std::byte* grad, uint64_t n, float scale, uint64_t first, uint64_t last,
                      TileStatistics* stats);
+
+// One part, as the whole of a batch.
+void LockstepSum(const DeviceSum& sum);
 
 std::span<const LockstepKernel> LockstepKernels();
 std::span<const LockstepMaster> LockstepMasters();

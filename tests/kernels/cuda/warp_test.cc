@@ -192,6 +192,66 @@ TEST(WarpTest, MeasuringGivesTheSameBits) {
   }
 }
 
+// What ranks sent of a part, and what is around the sum: 16 bytes before it, and 32 behind its last eight elements.
+TEST(WarpTest, SummingGivesTheSameBits) {
+  for (const WireIndex format : GradientFormats()) {
+    const WireFormat& wire = WireFormats()[static_cast<size_t>(format)];
+    std::vector<Payload> sent;
+    for (uint64_t rank = 0; rank < 3; ++rank) {
+      sent.push_back(
+          Roomy(Encoded(format, rank == 1 ? Adversarial(9, kElements) : Normals(rank).Vector(kElements, 1))));
+    }
+    std::vector<const std::byte*> terms;
+    for (const Payload& payload : sent) terms.push_back(payload.bytes.data());
+    for (const uint64_t n : {kElements, kElements - 7, kTile, uint64_t{257}, uint64_t{1}}) {
+      for (int count = 0; count <= 3; ++count) {
+        for (const bool first : {true, false}) {
+          SCOPED_TRACE(std::string(NameOf(format)) + ", " + std::to_string(n) + " elements, " + std::to_string(count) +
+                       " terms" + (first ? ", the first" : ""));
+          std::vector<float> wanted(n, first ? -0.0f : 0.75f), got((n + 7) / 8 * 8 + 12, 0.75f);
+          const std::vector<float> around = got;
+          for (int term = 0; term < count; ++term) {
+            wire.accumulate(wanted.data(), terms[static_cast<size_t>(term)], n, first && term == 0);
+          }
+          DeviceSum sum{.to = reinterpret_cast<std::byte*>(got.data() + 4),
+                        .n = n,
+                        .terms = terms.data(),
+                        .term_count = count,
+                        .format = format,
+                        .adds = true,
+                        .first = first};
+          LockstepSum(sum);
+          ASSERT_EQ(std::memcmp(wanted.data(), got.data() + 4, n * sizeof(float)), 0);
+          EXPECT_TRUE(std::equal(got.begin(), got.begin() + 4, around.begin()));
+          EXPECT_TRUE(std::equal(got.end() - 8, got.end(), around.end() - 8));
+        }
+      }
+    }
+  }
+}
+
+// Where one term is all that comes it is what it was, whatever its bits.
+TEST(WarpTest, OneTermIsCopiedAsItIs) {
+  for (const WireIndex format : GradientFormats()) {
+    const Payload sent = Roomy(Encoded(format, Adversarial(9, kElements)));
+    const std::byte* const term = sent.bytes.data();
+    const uint64_t bytes = (kElements - 7) * static_cast<uint64_t>(WireFormats()[static_cast<size_t>(format)].bytes);
+    for (const int count : {0, 1}) {
+      std::vector<std::byte> got(bytes + 64, std::byte{7});
+      LockstepSum({.to = got.data(),
+                   .n = kElements - 7,
+                   .terms = &term,
+                   .term_count = count,
+                   .format = format,
+                   .adds = false,
+                   .first = true});
+      const std::vector<std::byte> zeros(bytes);
+      EXPECT_EQ(std::memcmp(got.data(), count == 1 ? term : zeros.data(), bytes), 0) << NameOf(format);
+      EXPECT_TRUE(std::all_of(got.end() - 32, got.end(), [](std::byte b) { return b == std::byte{7}; }));
+    }
+  }
+}
+
 TEST(WarpTest, ProbingGivesTheSameBits) {
   for (const bool adversarial : {false, true}) {
     for (size_t k = 0; k < Kernels().size(); ++k) {
