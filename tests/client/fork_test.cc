@@ -1,32 +1,16 @@
 // A process with clients that is forked: the fork has them, but not their threads.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <functional>
 
 #include "tests/client/fake_daemon.h"
 #include "tests/client/follow/reader.h"
+#include "tests/client/in_fork.h"
 #include "tests/client/trainer.h"
 
 namespace ballast {
 namespace {
 
 using ::testing::IsEmpty;
-
-constexpr unsigned kLongestS = 60;  // of what would never end
-
-// Whether it holds in a fork, which ends then.
-bool HoldsInFork(const std::function<bool()>& holds) {
-  const pid_t child = fork();
-  if (child == 0) {
-    alarm(kLongestS);
-    _exit(holds() ? 0 : 1);
-  }
-  int status = 0;
-  return waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
-}
 
 bool IsRefused(const absl::Status& status) {
   return absl::IsFailedPrecondition(status) && status.message().find("fork") != std::string::npos;
