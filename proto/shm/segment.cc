@@ -35,9 +35,13 @@ struct Layout {
         down_pipe(up_pipe + shape.pipe_bytes),
         gradients(Pages(down_pipe + shape.pipe_bytes)),
         weights(Pages(gradients + shape.gradient_slots * shape.gradient_slot_bytes)),
-        end(Pages(weights + shape.weight_slots * shape.weight_slot_bytes)) {}
+        end(shape.on_gpu != 0 ? gradients : Pages(weights + shape.weight_slots * shape.weight_slot_bytes)) {}
   uint64_t gradient_marks, weight_marks, up_pipe, down_pipe, gradients, weights, end;
 };
+
+bool IsAligned(const ShmShape& shape) {
+  return shape.gradient_slot_bytes % kGpuSlotAlignment == 0 && shape.weight_slot_bytes % kGpuSlotAlignment == 0;
+}
 
 absl::Status SystemError(absl::StatusCode code, absl::string_view what) {
   const int error = errno;
@@ -51,7 +55,8 @@ absl::Status CheckShape(const ShmShape& shape) {
       std::has_single_bit(shape.pipe_bytes) && shape.pipe_bytes >= kLeastPipe && shape.pipe_bytes <= kMostPipe;
   const bool slots = shape.gradient_slots <= kMostSlots && shape.weight_slots <= kMostSlots &&
                      shape.gradient_slot_bytes <= kMostSlotBytes && shape.weight_slot_bytes <= kMostSlotBytes;
-  if (pipes && slots && shape.zero == 0) return absl::OkStatus();
+  const bool place = shape.on_gpu == 0 || (shape.on_gpu == 1 && IsAligned(shape));
+  if (pipes && slots && place) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("a shared segment of two pipes of ", shape.pipe_bytes, " bytes, ",
                                                  shape.gradient_slots, " slots of ", shape.gradient_slot_bytes, " and ",
                                                  shape.weight_slots, " of ", shape.weight_slot_bytes,
@@ -59,6 +64,12 @@ absl::Status CheckShape(const ShmShape& shape) {
 }
 
 uint64_t ShmBytes(const ShmShape& shape) { return Layout(shape).end; }
+
+uint64_t GpuSlotBytes(const ShmShape& shape) {
+  const uint64_t bytes =
+      shape.gradient_slots * shape.gradient_slot_bytes + shape.weight_slots * shape.weight_slot_bytes;
+  return (bytes + kGpuUnit - 1) / kGpuUnit * kGpuUnit;
+}
 
 absl::StatusOr<std::shared_ptr<ShmSegment>> ShmSegment::Create(const ShmShape& shape) {
   if (absl::Status s = CheckShape(shape); !s.ok()) return s;
@@ -119,7 +130,11 @@ absl::Span<std::atomic<uint32_t>> ShmSegment::gradient_marks() const {
 absl::Span<std::atomic<uint32_t>> ShmSegment::weight_marks() const {
   return {reinterpret_cast<std::atomic<uint32_t>*>(base_ + Layout(shape_).weight_marks), shape_.weight_slots};
 }
-std::byte* ShmSegment::gradient_slots() const { return base_ + Layout(shape_).gradients; }
-std::byte* ShmSegment::weight_slots() const { return base_ + Layout(shape_).weights; }
+std::byte* ShmSegment::gradient_slots(std::byte* gpu) const {
+  return shape_.on_gpu != 0 ? gpu : base_ + Layout(shape_).gradients;
+}
+std::byte* ShmSegment::weight_slots(std::byte* gpu) const {
+  return shape_.on_gpu != 0 ? gpu + shape_.gradient_slots * shape_.gradient_slot_bytes : base_ + Layout(shape_).weights;
+}
 
 }  // namespace ballast

@@ -4,7 +4,8 @@
 //   control   two bells, and for each pipe and kind of slot the two counters of its progress
 //   marks     for each slot how often its borrower has given it back
 //   pipes     records (proto/shm/record.h), one pipe each way
-//   slots     payloads: gradients, which the trainer lends to the daemon, and weights the other way
+//   slots     payloads: gradients, which the trainer lends to the daemon, and weights the other way; or they are in the memory
+//             of the daemon's GPU, which it exports to a descriptor of its own (on_gpu)
 //
 // The seals (no shrinking, no growing, no more seals) make every access within the shape safe. What is in it is the
 // peer's to change at any time: shapes, positions and who has which slot are therefore kept outside, and what is read
@@ -29,7 +30,7 @@ struct ShmShape {
   uint32_t pipe_bytes = 0;  // of each; a power of two
   uint32_t gradient_slots = 0;
   uint32_t weight_slots = 0;
-  uint32_t zero = 0;
+  uint32_t on_gpu = 0;  // 1: the slots are not in the segment
   uint64_t gradient_slot_bytes = 0;
   uint64_t weight_slot_bytes = 0;
   bool operator==(const ShmShape&) const = default;
@@ -38,6 +39,10 @@ struct ShmShape {
 absl::Status CheckShape(const ShmShape& shape);
 // The size of the whole segment.
 uint64_t ShmBytes(const ShmShape& shape);
+// What slots that are on_gpu take there: those of gradients, then those of weights; in whole units of what GPUs hand out.
+uint64_t GpuSlotBytes(const ShmShape& shape);
+inline constexpr uint64_t kGpuUnit = 2 << 20;
+inline constexpr uint64_t kGpuSlotAlignment = 256;
 
 struct alignas(64) ShmBell {
   std::atomic<uint32_t> rings;
@@ -82,8 +87,9 @@ class ShmSegment {
   absl::Span<std::byte> down_pipe() const;
   absl::Span<std::atomic<uint32_t>> gradient_marks() const;
   absl::Span<std::atomic<uint32_t>> weight_marks() const;
-  std::byte* gradient_slots() const;
-  std::byte* weight_slots() const;
+  // gpu: the memory of slots that are on_gpu.
+  std::byte* gradient_slots(std::byte* gpu = nullptr) const;
+  std::byte* weight_slots(std::byte* gpu = nullptr) const;
 
  private:
   ShmSegment(const ShmShape& shape, int fd, std::byte* base) : shape_(shape), fd_(fd), base_(base) {}

@@ -24,11 +24,12 @@ struct ShmSlots {
   absl::Span<std::atomic<uint32_t>> marks;
   ShmCounter* returned = nullptr;
 };
-inline ShmSlots GradientSlots(const ShmSegment& s) {
-  return {s.gradient_slots(), s.shape().gradient_slot_bytes, s.gradient_marks(), &s.control().gradients_returned};
+// gpu: as in ShmSegment.
+inline ShmSlots GradientSlots(const ShmSegment& s, std::byte* gpu = nullptr) {
+  return {s.gradient_slots(gpu), s.shape().gradient_slot_bytes, s.gradient_marks(), &s.control().gradients_returned};
 }
-inline ShmSlots WeightSlots(const ShmSegment& s) {
-  return {s.weight_slots(), s.shape().weight_slot_bytes, s.weight_marks(), &s.control().weights_returned};
+inline ShmSlots WeightSlots(const ShmSegment& s, std::byte* gpu = nullptr) {
+  return {s.weight_slots(gpu), s.shape().weight_slot_bytes, s.weight_marks(), &s.control().weights_returned};
 }
 
 // Thread-compatible, but for free(): any thread.

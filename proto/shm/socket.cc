@@ -50,9 +50,11 @@ bool AwaitReadable(int fd, double timeout_s) {
   }
 }
 
+constexpr size_t kMostDescriptors = 2;
+
 struct Received {
   ssize_t bytes = 0;
-  ShmSocket attached;  // a descriptor, to be closed
+  std::vector<ShmSocket> attached = {};  // descriptors, to be closed
 };
 
 // Takes over all descriptors that came with a message, of which the system may have put in more than one was asked for:
@@ -70,19 +72,19 @@ std::vector<ShmSocket> TakeDescriptors(msghdr* message) {
   return taken;
 }
 
-// One message, and the descriptor that came with it, if it was one. Others are closed.
+// One message, and the descriptors that came with it, unless some got lost.
 Received Receive(int fd, void* to, size_t bytes) {
   iovec part{.iov_base = to, .iov_len = bytes};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> room{};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(kMostDescriptors * sizeof(int))> room{};
   msghdr message{};
   message.msg_iov = &part;
   message.msg_iovlen = 1;
   message.msg_control = room.data();
   message.msg_controllen = room.size();
-  Received received{.bytes = recvmsg(fd, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT), .attached = {}};
+  Received received{.bytes = recvmsg(fd, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT)};
   if (received.bytes < 0) return received;
   std::vector<ShmSocket> taken = TakeDescriptors(&message);
-  if (taken.size() == 1 && (message.msg_flags & MSG_CTRUNC) == 0) received.attached = std::move(taken.front());
+  if ((message.msg_flags & MSG_CTRUNC) == 0) received.attached = std::move(taken);
   if ((message.msg_flags & MSG_TRUNC) != 0) received.bytes = static_cast<ssize_t>(bytes) + 1;  // longer than it may be
   return received;
 }
@@ -112,11 +114,20 @@ absl::StatusOr<ShmSocket> ShmSocket::Connect(const std::string& path) {
   return made;
 }
 
-absl::StatusOr<std::shared_ptr<ShmSegment>> ShmSocket::Ask(const ShmHello& hello, double timeout_s) const {
-  if (send(fd_, &hello, sizeof hello, MSG_NOSIGNAL) != sizeof hello) return SystemError("the daemon's socket");
-  if (!AwaitReadable(fd_, timeout_s)) return absl::UnavailableError("the daemon's socket does not answer");
+namespace {
+
+struct Answered {
   ShmGrant grant;
-  const Received received = Receive(fd_, &grant, sizeof grant);
+  std::vector<ShmSocket> attached;
+};
+
+// Says hello, and waits for the grant.
+template <class Hello>
+absl::StatusOr<Answered> AskFor(int fd, const Hello& hello, double timeout_s) {
+  if (send(fd, &hello, sizeof hello, MSG_NOSIGNAL) != sizeof hello) return SystemError("the daemon's socket");
+  if (!AwaitReadable(fd, timeout_s)) return absl::UnavailableError("the daemon's socket does not answer");
+  ShmGrant grant;
+  Received received = Receive(fd, &grant, sizeof grant);
   if (received.bytes <= 0) {
     return absl::UnavailableError(
         "the daemon closed the socket before it answered: it has just ended, or is of another version");
@@ -124,12 +135,32 @@ absl::StatusOr<std::shared_ptr<ShmSegment>> ShmSocket::Ask(const ShmHello& hello
   if (received.bytes != sizeof grant || grant.magic != ShmHello::kMagic) {
     return absl::UnavailableError("what answers at the socket is no daemon of this version");
   }
-  if (grant.code != 0) {
-    grant.message.back() = 0;
-    return absl::Status(static_cast<absl::StatusCode>(grant.code), grant.message.data());
+  grant.message.back() = 0;
+  if (grant.code != 0) return absl::Status(static_cast<absl::StatusCode>(grant.code), grant.message.data());
+  if (received.attached.size() != 1 + grant.shape.on_gpu) {
+    return absl::UnavailableError("the daemon's memory did not come with its answer");
   }
-  if (received.attached.fd() < 0) return absl::UnavailableError("the daemon's memory did not come with its answer");
-  return ShmSegment::Map(received.attached.fd(), grant.shape);
+  return Answered{grant, std::move(received.attached)};
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<ShmSegment>> ShmSocket::Ask(const ShmHello& hello, double timeout_s) const {
+  auto answered = AskFor(fd_, hello, timeout_s);
+  if (!answered.ok()) return answered.status();
+  if (answered->grant.shape.on_gpu != 0)
+    return absl::UnavailableError("the daemon's memory is one that was not asked for");
+  return ShmSegment::Map(answered->attached[0].fd(), answered->grant.shape);
+}
+
+absl::StatusOr<ShmSocket::GpuAnswer> ShmSocket::AskForGpu(const ShmGpuHello& hello, double timeout_s) const {
+  auto answered = AskFor(fd_, hello, timeout_s);
+  if (!answered.ok()) return answered.status();
+  auto segment = ShmSegment::Map(answered->attached[0].fd(), answered->grant.shape);
+  if (!segment.ok()) return segment.status();
+  GpuAnswer answer{.segment = *std::move(segment), .gpu_memory = {}, .why_none = answered->grant.message.data()};
+  if (answered->attached.size() > 1) answer.gpu_memory = std::move(answered->attached[1]);
+  return answer;
 }
 
 absl::StatusOr<ShmSocket> ShmSocket::Listen(const std::string& path) {
@@ -164,28 +195,31 @@ absl::StatusOr<ShmSocket> ShmSocket::Accept() const {
   return made;
 }
 
-absl::StatusOr<ShmHello> ShmSocket::ReceiveHello() const {
-  ShmHello hello;
+absl::StatusOr<ShmSocket::Hello> ShmSocket::ReceiveHello() const {
+  ShmGpuHello hello;
   const Received received = Receive(fd_, &hello, sizeof hello);
   if (received.bytes < 0 && (errno == EAGAIN || errno == EINTR)) return absl::UnavailableError("nothing is there yet");
-  if (received.bytes == sizeof hello && hello.magic == ShmHello::kMagic) return hello;
+  if (received.bytes == sizeof(ShmHello) && hello.magic == ShmHello::kMagic) return Hello{.token = hello.token};
+  if (received.bytes == sizeof hello && hello.magic == ShmGpuHello::kMagic && hello.zero == 0) {
+    return Hello{.token = hello.token, .takes_gpu = true};
+  }
   return absl::InvalidArgumentError("what connects is no client of this version");
 }
 
-absl::Status ShmSocket::Answer(const ShmGrant& grant, int segment_fd) const {
+absl::Status ShmSocket::Answer(const ShmGrant& grant, absl::Span<const int> descriptors) const {
   iovec part{.iov_base = const_cast<ShmGrant*>(&grant), .iov_len = sizeof grant};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> room{};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(kMostDescriptors * sizeof(int))> room{};
   msghdr message{};
   message.msg_iov = &part;
   message.msg_iovlen = 1;
-  if (segment_fd >= 0) {
+  if (const size_t bytes = descriptors.size() * sizeof(int); bytes > 0) {
     message.msg_control = room.data();
-    message.msg_controllen = room.size();
+    message.msg_controllen = CMSG_SPACE(bytes);
     cmsghdr* const header = CMSG_FIRSTHDR(&message);
     header->cmsg_level = SOL_SOCKET;
     header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof(int));
-    std::memcpy(CMSG_DATA(header), &segment_fd, sizeof segment_fd);
+    header->cmsg_len = CMSG_LEN(bytes);
+    std::memcpy(CMSG_DATA(header), descriptors.data(), bytes);
   }
   if (sendmsg(fd_, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof grant) return absl::OkStatus();
   return SystemError("answering a trainer");

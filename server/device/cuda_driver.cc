@@ -14,6 +14,8 @@
 #include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
 
+#include "server/base/status_macros.h"
+#include "server/device/cuda_shared_memory.h"
 #include "server/device/gpu_discovery.h"
 
 namespace ballast {
@@ -36,6 +38,7 @@ class CudaDriver final : public GpuDriver {
     for (const cudaStream_t stream : streams_) {
       if (stream != nullptr) cudaStreamDestroy(stream);
     }
+    if (reading_ != nullptr) cudaStreamDestroy(reading_);
   }
   absl::Status Open() {
     Use();
@@ -47,6 +50,7 @@ class CudaDriver final : public GpuDriver {
       Check(cudaStreamCreateWithPriority(&streams_[static_cast<size_t>(s)], cudaStreamNonBlocking, priority),
             "cudaStreamCreate");
     }
+    Check(cudaStreamCreateWithPriority(&reading_, cudaStreamNonBlocking, greatest), "cudaStreamCreate");
     size_t free = 0, total = 0;
     Check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
     total_bytes_ = total;
@@ -61,6 +65,18 @@ class CudaDriver final : public GpuDriver {
   void Free(std::byte* data, Memory memory) override {
     Use();
     memory == Memory::kPinned ? Check(cudaFreeHost(data), "cudaFreeHost") : Check(cudaFree(data), "cudaFree");
+  }
+
+  absl::StatusOr<Shared> AllocateShared(uint64_t bytes) override;
+  void FreeShared(const Shared& shared) override {
+    Use();
+    FreeSharedMemory(shared);
+  }
+  void Read(void* to, const void* from, uint64_t bytes) override {
+    absl::MutexLock lock(&read_mu_);
+    Use();
+    Check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, reading_), "cudaMemcpyAsync");
+    Check(cudaStreamSynchronize(reading_), "cudaStreamSynchronize");
   }
 
   void Copy(Stream stream, void* to, const void* from, uint64_t bytes) override {
@@ -84,6 +100,10 @@ class CudaDriver final : public GpuDriver {
   void Orthogonalize(const kernels::DeviceMatrix& matrix) override {
     Use();
     if (const std::string why = orthogonalizer_->Run(matrix); !why.empty()) Fail("making a matrix orthogonal", why);
+  }
+  void Sum(const kernels::DeviceSum* batch, int count, uint64_t tiles) override {
+    Use();
+    Launched(kernels::CudaSum(batch, count, tiles, Of(Stream::kCompute)), "summing");
   }
   void Measure(const kernels::DeviceGradient* batch, int count, uint64_t tiles) override {
     Use();
@@ -174,6 +194,8 @@ class CudaDriver final : public GpuDriver {
   const std::string model_;
   uint64_t total_bytes_ = 0;
   std::array<cudaStream_t, kStreams> streams_ = {};
+  absl::Mutex read_mu_;  // one at a time
+  cudaStream_t reading_ = nullptr;
   absl::Mutex mu_;
   std::deque<cudaEvent_t> events_ ABSL_GUARDED_BY(mu_);
   absl::Status status_ ABSL_GUARDED_BY(mu_);
@@ -202,6 +224,14 @@ absl::StatusOr<std::byte*> CudaDriver::Allocate(uint64_t bytes, Memory memory) {
     Check(cudaStreamSynchronize(cudaStreamLegacy), "cudaStreamSynchronize");
   }
   return static_cast<std::byte*>(data);
+}
+
+absl::StatusOr<GpuDriver::Shared> CudaDriver::AllocateShared(uint64_t bytes) {
+  Use();
+  ASSIGN_OR_RETURN(const Shared shared, AllocateSharedMemory(static_cast<int>(number_), bytes));
+  Check(cudaMemset(shared.data, 0, shared.bytes), "cudaMemset");
+  Check(cudaStreamSynchronize(cudaStreamLegacy), "cudaStreamSynchronize");
+  return shared;
 }
 
 absl::StatusOr<std::string> CudaDriver::MatrixProducts() {

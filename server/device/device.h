@@ -24,6 +24,7 @@
 
 #include "kernels/registry.h"
 #include "server/device/gradient_sums.h"
+#include "server/device/shared_memory.h"
 #include "server/device/sum_task.h"
 
 namespace ballast {
@@ -68,7 +69,8 @@ struct UpdateTask {
   kernels::Update update = {};
   kernels::TileStatistics* tiles = nullptr;
   float* room = nullptr;  // kernels::OrthogonalizingRoom numbers, of a kernel over matrices
-  bool measured = false;  // an earlier task worked on this very gradient, so the device has it already
+  // The device has the gradient: an earlier task worked on this very one, or its sum is on_device (sum_task.h).
+  bool there = false;
   // Of update.grad, made first, once; of the rest, or all where it is nullptr, earlier tasks made them.
   std::shared_ptr<GradientSums> sums = nullptr;
 };
@@ -80,6 +82,7 @@ struct MeasureTask {
   uint64_t elements = 0;
   float scale = 1;
   kernels::TileStatistics* tiles = nullptr;
+  bool there = false;  // as in UpdateTask
 };
 // One tensor's curvature probe, by a kernel that has one. `tiles` has room for all of the tensor's sampled tiles until
 // the task is done; probe.before is memory of the device.
@@ -87,7 +90,7 @@ struct CurvatureTask {
   const kernels::Kernel* kernel = nullptr;
   kernels::CurvatureProbe probe = {};
   kernels::TileCurvature* tiles = nullptr;
-  bool measured = false;  // as in UpdateTask
+  bool there = false;  // as in UpdateTask
 };
 // Computes the scales that the master is served with: for each row of `row_length` elements its largest |weight|.
 struct ScaleTask {
@@ -98,7 +101,8 @@ struct ScaleTask {
   bool from_aside = false;  // the planes are kAside memory
 };
 // Encodes elements [first, last) of the master into caller memory, copies the scales that they need, if any, and computes
-// the checksum of what it encoded.
+// the checksum of what it encoded. Or into memory of the device that is shared (shared_memory.h), with room for whole rows of
+// kernels::kPad elements; then without a checksum.
 struct EncodeWeightsTask {
   const kernels::MasterFormat* master = nullptr;
   std::array<std::byte*, kernels::kMaxPlanes> planes = {};
@@ -109,6 +113,7 @@ struct EncodeWeightsTask {
   uint64_t row_length = 0;
   float* scales_out = nullptr;
   uint32_t* crc32c = nullptr;  // not wanted
+  bool out_on_device = false;  // `out` is shared memory of the device; scales_out is not
   bool from_aside = false;     // as in ScaleTask
 };
 // Decodes caller memory into elements [first, last) of the master.
@@ -169,11 +174,12 @@ class DeviceQueue {
 
 // The most that a queue's tasks may need: their staging is reserved when the queue is made.
 struct QueueNeeds {
-  uint64_t tiles = 0;          // in an update or a measurement, or sampled tiles in a probe
-  uint64_t payload_bytes = 0;  // in a load or a EncodeWeightsTask, without scales
-  uint64_t scales = 0;         // in a EncodeWeightsTask
-  uint64_t elements = 0;       // of all tensors: more than those are not encoded at once
-  bool averages = false;       // there are AverageTasks
+  uint64_t tiles = 0;  // in an update or a measurement, or sampled tiles in a probe
+  uint64_t payload_bytes =
+      0;                  // in a load or a EncodeWeightsTask, without scales, or a term of a SumTask that is on_device
+  uint64_t scales = 0;    // in a EncodeWeightsTask
+  uint64_t elements = 0;  // of all tensors: more than those are not encoded at once
+  bool averages = false;  // there are AverageTasks
 };
 
 // Thread-safe. Outlives its buffers and queues.
@@ -184,6 +190,9 @@ class Device {
   virtual absl::StatusOr<DeviceBuffer> Allocate(uint64_t bytes, Place place) = 0;
   // RESOURCE_EXHAUSTED as in Allocate.
   virtual absl::StatusOr<std::unique_ptr<DeviceQueue>> NewQueue(const QueueNeeds& needs) = 0;
+  // Zeroed memory of the device that another process may use too. UNIMPLEMENTED: the device's is the host's;
+  // FAILED_PRECONDITION says why this one's cannot be shared; RESOURCE_EXHAUSTED as in Allocate.
+  virtual absl::StatusOr<std::unique_ptr<SharedMemory>> Export(uint64_t bytes);
   virtual std::string description() const = 0;  // one line for people
   virtual std::string label() const = 0;        // for metrics: cpu, cuda:0
   virtual uint64_t memory_bytes() const = 0;    // in all
@@ -204,6 +213,10 @@ class Device {
   friend class DeviceBuffer;
   virtual void Free(std::byte* data, uint64_t bytes) = 0;
 };
+
+inline absl::StatusOr<std::unique_ptr<SharedMemory>> Device::Export(uint64_t) {
+  return absl::UnimplementedError("the daemon's device is the host's processors");
+}
 
 inline std::vector<std::string> DeviceLabels(const std::vector<Device*>& devices) {
   std::vector<std::string> labels;

@@ -130,7 +130,7 @@ void Subject::Fill(const Step& step, uint64_t t) {
 
 void Subject::Take(const Step& step, uint64_t t) {
   Fill(step, t);
-  UpdateTask task{.kernel = &kernel_, .tiles = tiles_.data(), .measured = step.judged};
+  UpdateTask task{.kernel = &kernel_, .tiles = tiles_.data(), .there = step.judged};
   std::copy(planes_.begin(), planes_.end(), task.update.planes);
   task.update.grad = gradient_.data();
   task.update.grad_format = kernels::FindWireFormat(step.format);
@@ -159,7 +159,7 @@ void Subject::Judge(const UpdateTask& update, uint64_t t) {
     CurvatureTask task{.kernel = &kernel_,
                        .probe = kernels::ProbeOf(kernel_, planes_.data()),
                        .tiles = sampled_tiles_.data(),
-                       .measured = true};
+                       .there = true};
     task.probe.grad = update.update.grad;
     task.probe.grad_format = update.update.grad_format;
     task.probe.n = kElements;

@@ -15,6 +15,7 @@ using kernels::DeviceAverage;
 using kernels::DeviceCopy;
 using kernels::DeviceCurvature;
 using kernels::DeviceGradient;
+using kernels::DeviceSum;
 using kernels::DeviceUpdate;
 using kernels::kPad;
 using kernels::TileCurvature;
@@ -38,15 +39,15 @@ const T& As(const DeviceTask* task) {
 struct GradientRead {
   const void* data;
   uint64_t bytes;
-  bool on_device;  // a task before it brought it there
+  bool there;  // on the device
 };
 GradientRead GradientOf(const UpdateTask& t) {
-  return {t.update.grad, t.update.n * WireBytes(t.update.grad_format), t.measured};
+  return {t.update.grad, t.update.n * WireBytes(t.update.grad_format), t.there};
 }
 GradientRead GradientOf(const CurvatureTask& t) {
-  return {t.probe.grad, t.probe.n * WireBytes(t.probe.grad_format), t.measured};
+  return {t.probe.grad, t.probe.n * WireBytes(t.probe.grad_format), t.there};
 }
-GradientRead GradientOf(const MeasureTask& t) { return {t.gradient, t.elements * WireBytes(t.format), false}; }
+GradientRead GradientOf(const MeasureTask& t) { return {t.gradient, t.elements * WireBytes(t.format), t.there}; }
 
 // What the kernel is told of it, all but where its tiles are; its gradient is at `twin` there.
 DeviceUpdate ItemOf(const UpdateTask& t, const std::byte* twin) {
@@ -127,7 +128,8 @@ void GiveStretches(Tasks tasks, PlaceOf place_of, Give give) {
 BatchRoom CapacityOf(const QueueNeeds& needs) {
   return {.tiles = std::max(needs.tiles, kLeastTiles),
           .payload_bytes = AlignPart(needs.payload_bytes) + kPad * sizeof(float),
-          .scales = std::max(needs.scales, kLeastScales)};
+          .scales = std::max(needs.scales, kLeastScales),
+          .terms = BatchGroups::kMostTerms};
 }
 
 }  // namespace
@@ -138,6 +140,7 @@ GpuStaging::GpuStaging(GpuDriver* gpu, const QueueNeeds& needs, TwinOf twin_of)
   items_ = kPartAlignment;
   tiles_ = items_ +
            AlignPart(kMost * std::max({sizeof(DeviceUpdate), sizeof(DeviceGradient), sizeof(DeviceCurvature)})) +
+           AlignPart(kMost * sizeof(DeviceSum)) + AlignPart(capacity_.terms * sizeof(std::byte*)) +
            2 * AlignPart(kMost * sizeof(DeviceCopy)) + (needs.averages ? AlignPart(kMost * sizeof(DeviceAverage)) : 0);
   static_assert(sizeof(TileCurvature) <= sizeof(TileStatistics));  // they share a part
   sums_ = tiles_ + AlignPart(capacity_.tiles * sizeof(TileStatistics));
@@ -149,7 +152,7 @@ GpuStaging::GpuStaging(GpuDriver* gpu, const QueueNeeds& needs, TwinOf twin_of)
 GpuStaging::~GpuStaging() {
   if (host_ != nullptr) gpu_->Free(host_, GpuDriver::Memory::kPinned);
   if (device_ != nullptr) gpu_->Free(device_, GpuDriver::Memory::kDevice);
-  for (const GpuDriver::Event event : {in_, computed_, saved_, out_}) {
+  for (const GpuDriver::Event event : {in_, computed_, saved_, summed_, out_}) {
     if (event != GpuDriver::kNoEvent) gpu_->FreeEvent(event);
   }
 }
@@ -157,7 +160,7 @@ GpuStaging::~GpuStaging() {
 absl::Status GpuStaging::Reserve() {
   ASSIGN_OR_RETURN(device_, gpu_->Allocate(end_, GpuDriver::Memory::kDevice));
   ASSIGN_OR_RETURN(host_, gpu_->Allocate(end_, GpuDriver::Memory::kPinned));
-  for (GpuDriver::Event* event : {&in_, &computed_, &saved_, &out_}) {
+  for (GpuDriver::Event* event : {&in_, &computed_, &saved_, &summed_, &out_}) {
     ASSIGN_OR_RETURN(*event, gpu_->NewEvent());
   }
   return absl::OkStatus();
@@ -167,14 +170,7 @@ void GpuStaging::Begin() {
   groups_.Clear();
   items_end_ = items_;
   reads_aside_ = false;
-  tile_bytes_ = payload_bytes_ = scale_bytes_ = taken_tiles_ = 0;
-}
-
-template <class Item>
-Item* GpuStaging::NewItems(BatchGroups::Group group) {
-  given_[group] = {.items = items_end_};
-  items_end_ += AlignPart(groups_[group].size() * sizeof(Item));
-  return OnHost<Item>(given_[group].items);
+  arriving_bytes_ = tile_bytes_ = payload_bytes_ = scale_bytes_ = taken_tiles_ = 0;
 }
 
 void GpuStaging::StartCompute() {
@@ -229,7 +225,7 @@ void GpuStaging::PrepareGradients() {
   for (const DeviceTask* task : groups_[BatchGroups::kGradients]) {
     const GradientRead gradient = GradientOf(As<Task>(task));
     std::byte* const twin = twin_of_(gradient.data);
-    if (!gradient.on_device && gradient.bytes > 0) {
+    if (!gradient.there && gradient.bytes > 0) {
       gradients_.push_back({twin, static_cast<const std::byte*>(gradient.data), gradient.bytes});
     }
     *item = ItemOf(As<Task>(task), twin);
@@ -240,7 +236,6 @@ void GpuStaging::PrepareGradients() {
     tiles += RoomOf(*task).tiles;
   }
   tile_bytes_ = tiles * sizeof(Tile);
-  BringGradients();
 }
 
 void GpuStaging::PrepareAverages() {
@@ -276,7 +271,7 @@ void GpuStaging::PrepareServes() {
     reads_aside_ |= task.from_aside;
     *item = CopyOf(task.planes, task.first, task.last);
     item->first_tile = tiles;
-    item->payload = device_ + payload_ + payload_bytes_;
+    item->payload = task.out_on_device ? task.out : device_ + payload_ + arriving_bytes_ + payload_bytes_;
     item->scales = const_cast<float*>(task.scales);  // only read
     item++->row_length = std::max<uint64_t>(task.row_length, 1);
     tiles += TilesOf(task.last - task.first);
@@ -286,6 +281,7 @@ void GpuStaging::PrepareServes() {
 }
 
 void GpuStaging::Prepare() {
+  PrepareSums();
   OfKindOfGradients([this]<class Task>() { PrepareGradients<Task>(); });
   PrepareAverages();
   PrepareScales();
@@ -339,6 +335,7 @@ void GpuStaging::LaunchServes() {
 }
 
 void GpuStaging::Launch() {
+  LaunchSums();
   OfKindOfGradients([this]<class Task>() {
     LaunchGradients(gpu_, groups_[BatchGroups::kGradients], ItemsOf<ItemOfKind<Task>>(BatchGroups::kGradients),
                     given_[BatchGroups::kGradients].tiles);
@@ -349,16 +346,19 @@ void GpuStaging::Launch() {
   LaunchServes();
 }
 
-void GpuStaging::Give() {
+void GpuStaging::Give(bool* summed) {
   if (const Tasks alone = groups_[BatchGroups::kAlone]; !alone.empty()) {
     GiveAlone(*alone.front());
   } else if (!groups_.empty()) {
     Prepare();
+    if (!gradients_.empty() && std::exchange(*summed, false)) AwaitSums();
+    BringGradients();
+    *summed |= !groups_[BatchGroups::kSums].empty();
     StartCompute();
     Launch();
     StartOut();
     CopyOut(tiles_, tile_bytes_);
-    CopyOut(payload_, payload_bytes_);
+    CopyOut(payload_ + arriving_bytes_, payload_bytes_);
     CopyOut(scales_, scale_bytes_);
   }
   gpu_->Record(out_, GpuDriver::Stream::kOut);

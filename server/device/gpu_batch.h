@@ -1,5 +1,6 @@
 // Tasks that go to a GPU together (batch_groups.h), and the staging they go through: room for one batch at a time, with the
-// same layout in pinned host memory and on the GPU. Begin() and Join() put a batch together. Give() writes the kernels'
+// same layout in pinned host memory and on the GPU. Begin() and Join() put a batch together; AddArrivals() says what of the
+// terms of its sums is to be copied to the staging before Give(). That writes the kernels'
 // arguments, copies in what they need, launches them and copies out what they make, all in the GPU's streams; when
 // the event out() has happened, Take() reads the results, and AddCopies() says which bytes of the staging belong
 // where. Results are copied out of the staging alone, so later kernels may write anywhere else.
@@ -29,6 +30,8 @@ class GpuStaging {
   GpuStaging(const GpuStaging&) = delete;
   absl::Status Reserve();
   uint64_t bytes() const { return end_; }  // on the GPU, and as many on the host
+  // What the terms of a SumTask that are in host memory may take, each RoomOfTerm.
+  uint64_t term_capacity() const { return capacity_.payload_bytes; }
   // Of a CopyTask that saves: what its pieces may take, each RoomOfPiece.
   uint64_t save_capacity() const { return capacity_.payload_bytes; }
   static uint64_t RoomOfPiece(uint64_t bytes);
@@ -37,17 +40,21 @@ class GpuStaging {
   void Begin();
   bool CanJoin(const DeviceTask& task) const { return groups_.CanJoin(task); }
   void Join(const DeviceTask* task) { groups_.Join(task); }
-  void Give();
-  // The result of the batch's next task, in the order in which they joined.
-  TaskResult Take(const DeviceTask& task);
-  // Adds, of the batch's EncodeWeightsTasks, the copies that bring their bytes to where they want them: for the caller to
-  // make, in any order. None is longer than `most` bytes, except where a checksum of all that it copies is wanted.
+  // Copies that the caller makes, in any order. None is longer than `most` bytes, except where a checksum of all that it copies
+  // is wanted.
   struct HostCopy {
     std::byte* to;
     const std::byte* from;
     uint64_t bytes;
     uint32_t* crc32c;  // nullptr: not wanted
   };
+  // Adds those that bring the terms of the batch's sums here.
+  void AddArrivals(uint64_t most, std::vector<HostCopy>* copies) const;
+  // *summed: whether sums that were given to the queue's stagings may be under way; set where the batch has some.
+  void Give(bool* summed);
+  // The result of the batch's next task, in the order in which they joined.
+  TaskResult Take(const DeviceTask& task);
+  // Adds, of the batch's EncodeWeightsTasks, those that bring their bytes to where they want them.
   void AddCopies(uint64_t most, std::vector<HostCopy>* copies) const;
   GpuDriver::Event out() const { return out_; }
 
@@ -60,12 +67,14 @@ class GpuStaging {
   // numbers, if it has any: UpdateTask, MeasureTask or CurvatureTask.
   template <class Do>
   void OfKindOfGradients(Do what) const;
+  void PrepareSums();
   template <class Task>
   void PrepareGradients();
   void PrepareAverages();
   void PrepareScales();
   void PrepareServes();
   void Launch();
+  void LaunchSums();
   void LaunchAverages();
   void LaunchScales();
   void LaunchServes();
@@ -76,16 +85,23 @@ class GpuStaging {
   void GiveSave(const CopyTask& task);
   // What was saved before is to be read, or written over.
   void AwaitSaves();
+  // What was summed before is to be written over from the host: sums of a step that came to nothing, say.
+  void AwaitSums();
   void StartCompute();
   void StartOut();
   void CopyOut(uint64_t at, uint64_t bytes);
+  static void AddInPieces(const HostCopy& copy, uint64_t most, std::vector<HostCopy>* copies);
   template <class T>
   T* OnHost(uint64_t at) const {
     return reinterpret_cast<T*>(host_ + at);
   }
   // Room for the arguments of a group's tasks.
   template <class Item>
-  Item* NewItems(BatchGroups::Group group);
+  Item* NewItems(BatchGroups::Group group) {
+    given_[group] = {.items = items_end_};
+    items_end_ += AlignPart(groups_[group].size() * sizeof(Item));
+    return OnHost<Item>(given_[group].items);
+  }
   template <class Item>
   Item* ItemsOf(BatchGroups::Group group) const {
     return OnDevice<Item>(given_[group].items);
@@ -102,7 +118,7 @@ class GpuStaging {
   uint64_t items_ = 0, tiles_ = 0, sums_ = 0, payload_ = 0, scales_ = 0, end_ = 0;
   std::byte *host_ = nullptr, *device_ = nullptr;
   GpuDriver::Event in_ = GpuDriver::kNoEvent, computed_ = GpuDriver::kNoEvent, saved_ = GpuDriver::kNoEvent,
-                   out_ = GpuDriver::kNoEvent;
+                   summed_ = GpuDriver::kNoEvent, out_ = GpuDriver::kNoEvent;
 
   struct Gradient {
     std::byte* to;
@@ -117,7 +133,8 @@ class GpuStaging {
   };
   std::array<Given, BatchGroups::kGroups> given_;
   uint64_t items_end_ = 0;
-  bool reads_aside_ = false;  // memory that a batch before may still be saving to
+  bool reads_aside_ = false;     // memory that a batch before may still be saving to
+  uint64_t arriving_bytes_ = 0;  // of its sums' terms, at payload_; what the batch makes is behind them
   // What the batch makes.
   uint64_t tile_bytes_ = 0, payload_bytes_ = 0, scale_bytes_ = 0;
   uint64_t taken_tiles_ = 0;  // of tasks whose results were taken

@@ -27,21 +27,24 @@ TaskResult GpuStaging::Take(const DeviceTask& task) {
   return result;
 }
 
+void GpuStaging::AddInPieces(const HostCopy& copy, uint64_t most, std::vector<HostCopy>* copies) {
+  const uint64_t together = copy.crc32c != nullptr ? copy.bytes : most;
+  for (uint64_t done = 0; done < copy.bytes; done += together) {
+    copies->push_back({copy.to + done, copy.from + done, std::min(together, copy.bytes - done), copy.crc32c});
+  }
+}
+
 void GpuStaging::AddCopies(uint64_t most, std::vector<HostCopy>* copies) const {
   const auto add = [&](void* to, uint64_t at, uint64_t bytes, uint32_t* crc32c) {
-    const uint64_t together = crc32c != nullptr ? bytes : most;
-    for (uint64_t done = 0; done < bytes; done += together) {
-      copies->push_back(
-          {static_cast<std::byte*>(to) + done, host_ + at + done, std::min(together, bytes - done), crc32c});
-    }
+    AddInPieces({static_cast<std::byte*>(to), host_ + at, bytes, crc32c}, most, copies);
     if (bytes == 0 && crc32c != nullptr) *crc32c = Crc32c({});
   };
-  uint64_t payload = payload_, scales = scales_;
+  uint64_t payload = payload_ + arriving_bytes_, scales = scales_;
   for (const DeviceTask* one : groups_[BatchGroups::kServes]) {
     const auto& task = std::get<EncodeWeightsTask>(*one);
     const BatchRoom room = RoomOf(*one);
     const uint64_t scale_bytes = room.scales * sizeof(float);
-    add(task.out, payload, (task.last - task.first) * WireBytes(task.format), task.crc32c);
+    if (!task.out_on_device) add(task.out, payload, (task.last - task.first) * WireBytes(task.format), task.crc32c);
     add(task.scales_out, scales, scale_bytes, nullptr);
     payload += room.payload_bytes;
     scales += scale_bytes;

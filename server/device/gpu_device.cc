@@ -4,12 +4,8 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
-#include <functional>
 #include <iterator>
 #include <utility>
-
-#include "proto/checksum.h"
 
 #include "server/base/clock.h"
 #include "server/base/processors.h"
@@ -22,32 +18,20 @@ constexpr size_t kMostJobs = 4 * BatchGroups::kMostTasks;  // of a batch: sums, 
 constexpr uint64_t kLargeTaskBytes = 1 << 20;
 // Of each thread: some 100 us, in which the GPU may have nothing to do.
 constexpr uint64_t kSumsTogetherBytes = 1 << 20;
-// What a thread takes at once, some 10 us; of less than two of them, the workers need not be woken.
-constexpr uint64_t kPartBytes = 128 << 10, kPartElements = kPartBytes / sizeof(float);
-static_assert(kPartElements % kernels::kTile == 0);
 
 uint32_t TeamThreads(uint32_t asked) {
   return asked != 0 ? asked : std::clamp(UsableProcessors() / 4, 1u, GpuDevice::kMostThreads);
 }
 
-using Bytes = absl::Span<const std::byte>;
-
-constexpr std::less<const std::byte*> kBefore;
-
-bool Overlap(Bytes a, Bytes b) {
-  return kBefore(a.data(), b.data() + b.size()) && kBefore(b.data(), a.data() + a.size());
-}
-
-// The least that holds both.
-Bytes Around(Bytes a, Bytes b) {
-  if (a.empty()) return b;
-  const std::byte* const begin = std::min(a.data(), b.data(), kBefore);
-  return {begin, static_cast<size_t>(std::max(a.data() + a.size(), b.data() + b.size(), kBefore) - begin)};
-}
-
-void ShareIfWorth(WorkerTeam* team, uint64_t bytes, uint64_t parts, absl::FunctionRef<void(uint64_t)> work) {
-  if (bytes >= 2 * kPartBytes) return team->Share(parts, work);
-  for (uint64_t i = 0; i < parts; ++i) work(i);
+// How many of the terms from `first` on a task may have, of which those in host memory take at most `capacity`.
+size_t TermsTogether(const SumTask& sum, size_t first, uint64_t capacity) {
+  const uint64_t room = RoomOfTerm(sum.elements, sum.format);
+  size_t next = first;
+  for (uint64_t taken = 0; next < sum.terms.size() && next - first < BatchGroups::kMostTerms; ++next) {
+    taken += sum.terms[next].payload.on_device() ? 0 : room;
+    if (taken > capacity) break;
+  }
+  return next - first;
 }
 
 }  // namespace
@@ -83,9 +67,10 @@ class GpuDevice::Queue final : public DeviceQueue, public FairQueue {
     if (const auto* copy = std::get_if<CopyTask>(&task); copy != nullptr && copy->saves) {
       return EnqueueSave(*copy, std::move(done));
     }
+    if (auto* sum = std::get_if<SumTask>(&task); sum != nullptr) return GiveSum(std::move(*sum), std::move(done));
     if (auto* update = std::get_if<UpdateTask>(&task); update != nullptr && update->sums != nullptr) {
       const std::shared_ptr<GradientSums> sums = std::exchange(update->sums, nullptr);
-      for (SumTask& sum : *sums) Give(std::move(sum), [](const TaskResult&) {});
+      for (SumTask& sum : *sums) GiveSum(std::move(sum), [](const TaskResult&) {});
     }
     Give(std::move(task), std::move(done));
   }
@@ -138,9 +123,31 @@ class GpuDevice::Queue final : public DeviceQueue, public FairQueue {
   // Of a queue that has jobs.
   bool next_is_small() const { return jobs.front().cost_bytes < kLargeTaskBytes; }
   int under_way = 0, small_under_way = 0;  // batches; of those, that began with a small task
+  bool summed = false;                     // as in GpuStaging::Give; the dispatcher's alone
 
  private:
   bool idle() const { return jobs.empty() && under_way == 0; }
+  // One that the GPU makes in portions of terms that a staging holds.
+  void GiveSum(SumTask sum, Completion done) {
+    size_t first = 0;
+    if (sum.on_device) {
+      for (size_t count = 0;
+           count = TermsTogether(sum, first, stagings[0]->term_capacity()), first + count < sum.terms.size();
+           first += count) {
+        SumTask portion{.to = sum.to,
+                        .elements = sum.elements,
+                        .format = sum.format,
+                        .adds = sum.adds,
+                        .first = sum.first && first == 0,
+                        .on_device = true};
+        std::move(&sum.terms[first], &sum.terms[first] + count, std::back_inserter(portion.terms));
+        Give(std::move(portion), [](const TaskResult&) {});
+      }
+    }
+    sum.first = sum.first && first == 0;
+    sum.terms.erase(sum.terms.begin(), sum.terms.begin() + static_cast<std::ptrdiff_t>(first));
+    Give(std::move(sum), std::move(done));
+  }
   void Give(DeviceTask task, Completion done) {
     const uint64_t cost_bytes = CostBytes(task);
     absl::MutexLock lock(&device_->mu_);
@@ -242,18 +249,18 @@ GpuDevice::Batch GpuDevice::NextBatch(Queue* queue) {
   uint64_t sum_bytes = 0;
   batch.jobs.reserve(std::min(queue->jobs.size(), kMostJobs));  // so that tasks stay where they are
   const auto fits = [&](const DeviceJob& next) {
-    if (std::holds_alternative<SumTask>(next.task)) {
+    if (HostSumOf(next.task) != nullptr) {
       return sum_bytes + next.cost_bytes <= kSumsTogetherBytes * adders_.threads();
     }
     return staging->CanJoin(next.task);
   };
   do {
     const DeviceJob& job = batch.jobs.emplace_back(queue->Take(&clock_));
-    if (std::holds_alternative<SumTask>(job.task)) {
+    if (HostSumOf(job.task) != nullptr) {
       sum_bytes += job.cost_bytes;
     } else {
       staging->Join(&job.task);
-      batch.cost_bytes += job.cost_bytes;
+      batch.cost_bytes += std::holds_alternative<SumTask>(job.task) ? 0 : job.cost_bytes;
     }
   } while (!queue->jobs.empty() && batch.jobs.size() < kMostJobs && fits(queue->jobs.front()));
   batch.staging->busy = true;
@@ -273,56 +280,13 @@ void GpuDevice::DispatchLoop() {
       if (queue == nullptr) return;
       batch = NextBatch(queue);
     }
-    RunSums(batch.jobs);
+    RunSums(&batch.jobs);
+    CopyIn(*batch.staging);
     batch.given_s = MonotonicSeconds();
-    batch.staging->Give();
+    batch.staging->Give(&batch.queue->summed);
     absl::MutexLock lock(&mu_);
     given_.push_back(std::move(batch));
   }
-}
-
-// A sum that writes to where another of the batch does comes after it: it adds to what that makes, or that is of a step that
-// came to nothing, and the next one reuses its memory.
-void GpuDevice::RunSums(const std::vector<DeviceJob>& jobs) {
-  Bytes all;  // around sums_, so that few are looked at
-  for (const DeviceJob& job : jobs) {
-    const auto* sum = std::get_if<SumTask>(&job.task);
-    if (sum == nullptr || sum->elements == 0) continue;
-    const Bytes place = PlaceOf(*sum);
-    const auto overlaps = [&](const SumTask* other) { return Overlap(PlaceOf(*other), place); };
-    if (Overlap(all, place) && std::ranges::any_of(sums_, overlaps)) ShareSums();
-    all = Around(sums_.empty() ? Bytes() : all, place);
-    sums_.push_back(sum);
-    sum_bytes_ += job.cost_bytes;
-  }
-  ShareSums();
-}
-
-void GpuDevice::ShareSums() {
-  parts_.clear();
-  for (const SumTask* sum : sums_) {
-    for (uint64_t begin = 0; begin < sum->elements; begin += kPartElements) {
-      parts_.push_back({sum, begin, std::min(sum->elements, begin + kPartElements)});
-    }
-  }
-  ShareIfWorth(&adders_, std::exchange(sum_bytes_, 0), parts_.size(),
-               [this](uint64_t i) { RunSum(*parts_[i].sum, parts_[i].begin, parts_[i].end); });
-  sums_.clear();
-}
-
-void GpuDevice::CopyOut(const GpuStaging& staging) {
-  copies_.clear();
-  staging.AddCopies(kPartBytes, &copies_);
-  uint64_t bytes = 0;
-  for (const GpuStaging::HostCopy& copy : copies_) bytes += copy.bytes;
-  ShareIfWorth(&copiers_, bytes, copies_.size(), [this](uint64_t i) {
-    const GpuStaging::HostCopy& copy = copies_[i];
-    if (copy.crc32c == nullptr) {
-      std::memcpy(copy.to, copy.from, copy.bytes);
-    } else {
-      *copy.crc32c = CopyCrc32c(copy.to, {copy.from, copy.bytes});
-    }
-  });
 }
 
 // Of a batch that the GPU was at from begin_s to end_s.

@@ -7,6 +7,10 @@
 // from, by the finisher, and their checksums computed. Each has a team of threads for it: one thread copies some 10 GB/s, a
 // fifth of what a PCIe 5 bus carries. Sums of small tensors do not part the updates between them.
 //
+// A sum that is on_device is made by the GPU, in the twin; what a rank sent in host memory goes there by way of the staging.
+// Weights may go out to shared memory of the GPU. So a trainer whose GPU reaches this one's memory copies nothing through the
+// host.
+//
 // Each queue has kStagings sets of staging, reserved when it is made. A step allocates nothing except what lists of
 // tasks grow by, and never waits for the device as a whole.
 //
@@ -49,6 +53,7 @@ class GpuDevice final : public Device {
 
   absl::StatusOr<DeviceBuffer> Allocate(uint64_t bytes, Place place) override;
   absl::StatusOr<std::unique_ptr<DeviceQueue>> NewQueue(const QueueNeeds& needs) override;
+  absl::StatusOr<std::unique_ptr<SharedMemory>> Export(uint64_t bytes) override;
   std::string description() const override { return gpu_->name(); }
   std::string label() const override { return gpu_->label(); }
   uint64_t memory_bytes() const override { return gpu_->memory_bytes(); }
@@ -60,6 +65,7 @@ class GpuDevice final : public Device {
 
  private:
   class Queue;
+  class Shared;
   // What was given to the GPU together.
   struct Batch {
     Queue* queue = nullptr;
@@ -77,8 +83,9 @@ class GpuDevice final : public Device {
   void FinishLoop();
   Queue* NextQueue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Batch NextBatch(Queue* queue) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void RunSums(const std::vector<DeviceJob>& jobs);
+  void RunSums(std::vector<DeviceJob>* jobs);
   void ShareSums();
+  void CopyIn(const GpuStaging& staging);
   void CopyOut(const GpuStaging& staging);
   void Finish(Batch* batch, double begin_s, double end_s);
   void Fail(const absl::Status& why);
@@ -112,7 +119,8 @@ class GpuDevice final : public Device {
     uint64_t begin, end;  // elements
   };
   std::vector<SumPart> parts_;  // of those
-  WorkerTeam copiers_;          // the finisher's, like the next
+  std::vector<GpuStaging::HostCopy> arrivals_;
+  WorkerTeam copiers_;  // the finisher's, like the next
   std::vector<GpuStaging::HostCopy> copies_;
   std::thread dispatcher_, finisher_;
 };

@@ -3,7 +3,7 @@
 //
 // Work given to a stream is done later, in that stream's order. A failure of the device is kept: Await returns it from
 // then on, and work given afterwards is dropped. What allocates and frees is thread-safe. One thread makes all other calls,
-// except that a second may call Await at the same time.
+// except that a second may call Await at the same time, and any may call Read.
 #pragma once
 
 #include <cstddef>
@@ -36,6 +36,18 @@ class GpuDriver {
   // Zeroed, 256-byte aligned. RESOURCE_EXHAUSTED names what was asked for and what is free.
   virtual absl::StatusOr<std::byte*> Allocate(uint64_t bytes, Memory memory) = 0;
   virtual void Free(std::byte* data, Memory memory) = 0;
+  // As kDevice memory, of at least so many bytes, that another process may import by the descriptor.
+  struct Shared {
+    std::byte* data = nullptr;
+    uint64_t bytes = 0;
+    int fd = -1;
+  };
+  // FAILED_PRECONDITION: the GPU or its driver cannot share memory.
+  virtual absl::StatusOr<Shared> AllocateShared(uint64_t bytes) = 0;
+  // What was given to the streams and uses it is done.
+  virtual void FreeShared(const Shared& shared) = 0;
+  // Copies from the GPU's memory to the host's, beside all streams; returns when it is done. Thread-safe.
+  virtual void Read(void* to, const void* from, uint64_t bytes) = 0;
 
   virtual void Copy(Stream stream, void* to, const void* from, uint64_t bytes) = 0;
   virtual void Zero(Stream stream, void* to, uint64_t bytes) = 0;
@@ -44,6 +56,7 @@ class GpuDriver {
   virtual void Update(size_t kernel, kernels::DeviceUpdate* batch, int count, uint64_t tiles, bool ordinary) = 0;
   virtual void Direct(size_t kernel, const kernels::DeviceUpdate* batch, int count, uint64_t tiles) = 0;
   virtual void Orthogonalize(const kernels::DeviceMatrix& matrix) = 0;
+  virtual void Sum(const kernels::DeviceSum* batch, int count, uint64_t tiles) = 0;
   virtual void Measure(const kernels::DeviceGradient* batch, int count, uint64_t tiles) = 0;
   virtual void ProbeCurvature(size_t kernel, const kernels::DeviceCurvature* batch, int count, uint64_t tiles) = 0;
   virtual void MoveAverages(size_t master, const kernels::DeviceAverage* batch, int count, uint64_t tiles) = 0;

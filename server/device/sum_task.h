@@ -30,6 +30,9 @@ struct SumTask {
   // The sum begins: what `to` held before is forgotten. An element that one term alone has is then what came, to the
   // bit. One that no term has is -0.0, to which what comes later is added without a trace; without `adds`, 0.
   bool first = false;
+  // The sum is in the memory that the device has for `to`, and not in `to`: what reads it says so (UpdateTask::there). Of a
+  // device that is not on_host; each term is of the whole part.
+  bool on_device = false;
   absl::InlinedVector<Term, 1> terms = {};
 };
 
@@ -38,7 +41,7 @@ inline absl::Span<std::byte> PlaceOf(const SumTask& task) {
   return {task.to, task.elements * (task.adds ? sizeof(float) : WireBytes(task.format))};
 }
 
-// Does elements [begin, end) of the part. Each element's bits are a function of its own terms, so that threads may
+// Does elements [begin, end) of the part, where it and its terms are in host memory. Each element's bits are a function of its own terms, so that threads may
 // share a task. Terms are taken side by side, a tile at a time, so that the sum stays in the nearest cache.
 void RunSum(const SumTask& task, uint64_t begin, uint64_t end);
 

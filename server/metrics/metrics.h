@@ -126,7 +126,7 @@ class RunMetrics : public FollowMetrics {
   virtual void OnCopied(std::string_view result) = 0;
   virtual void OnSpikeAction(std::string_view action) = 0;                  // skip | rewind | stop
   virtual void OnReceived(std::string_view transport, uint64_t bytes) = 0;  // one gradient chunk's payload
-  virtual void OnSent(std::string_view transport, uint64_t bytes) = 0;      // weights payload; grpc | shm
+  virtual void OnSent(std::string_view transport, uint64_t bytes) = 0;      // weights payload; grpc | shm | gpu
   virtual void OnDuplicateChunk(bool same_bytes) = 0;
   virtual void OnRejectedChunk(
       std::string_view reason) = 0;  // checksum | bounds | unknown_tensor | too_large | malformed

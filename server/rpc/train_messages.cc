@@ -17,8 +17,12 @@ message::Bad Refuse(Run* run, absl::string_view reason, absl::Status status) {
   return message::Bad{std::move(status)};
 }
 
-// The gradient, if its data has the checksum that it says.
+// The gradient, if its data has the checksum that it says. One in a device's memory has none.
 RankMessage IfIntact(Run* run, message::Gradient gradient) {
+  if (gradient.data.on_device()) {
+    gradient.crc = 0;
+    return gradient;
+  }
   const uint32_t crc = Crc32c(gradient.data.bytes());
   if (crc == gradient.crc) return RankMessage(std::move(gradient));
   return Refuse(

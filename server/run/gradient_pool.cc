@@ -1,8 +1,24 @@
 #include "server/run/gradient_pool.h"
 
+#include <cstring>
+#include <string>
 #include <utility>
 
 namespace ballast {
+namespace {
+
+// A term of the whole part of so many elements: what came, and -0.0 around it, to which adding is adding nothing.
+SumTask::Term Whole(SumTask::Term term, uint64_t elements, uint64_t element_bytes) {
+  if (term.first == 0 && term.last == elements) return term;
+  std::string whole(elements * element_bytes, '\0');
+  for (uint64_t i = 1; i <= elements; ++i) whole[i * element_bytes - 1] = '\x80';  // the sign, little end first
+  term.payload.Keep();
+  const absl::Span<const std::byte> came = term.payload.bytes();
+  std::memcpy(whole.data() + term.first * element_bytes, came.data(), came.size());
+  return {.payload = Payload(std::move(whole)), .first = 0, .last = elements};
+}
+
+}  // namespace
 
 GradientPool::GradientPool(const RunSpec* spec, const Plan* plan, std::vector<DeviceBuffer> buffers)
     : spec_(spec), plan_(plan), buffers_(std::move(buffers)) {}
@@ -15,11 +31,13 @@ SumTask GradientPool::TaskOf(const effect::Sum& sum, absl::FunctionRef<Payload(u
                .elements = elements,
                .format = t.gradient_format,
                .adds = SumsGradients(*spec_),
-               .first = sum.first};
+               .first = sum.first,
+               .on_device = on_device_};
   task.terms.reserve(sum.ranks.size());
   for (const uint32_t rank : sum.ranks) {
     const ChunkPart part = PartIn(covers(rank), sum.id.tensor, sum.id.chunk, elements);
     task.terms.push_back({.payload = take(rank), .first = part.begin, .last = part.end});
+    if (on_device_) task.terms.back() = Whole(std::move(task.terms.back()), elements, WireBytes(t.gradient_format));
   }
   return task;
 }

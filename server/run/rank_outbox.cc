@@ -77,13 +77,27 @@ void RankOutbox::Encode() {
   while (!tensors_.empty() && !held_) {
     const bool small = IsSentSmall(environment_.spec->tensors[tensors_.front().tensor]);
     std::vector<Buffer*>& free = small ? free_small_ : free_large_;
-    if (free.empty() || !stream_->Lend(&free.back()->piece, small)) return;
+    const bool in_message = small || (stream_->on_device() && NextIsCut());
+    if (free.empty() || !stream_->Lend(&free.back()->piece, in_message)) return;
     Buffer* const buffer = free.back();
     free.pop_back();
     buffer->stream = stream_;
     begun_.push_back(buffer);
     EncodeNextChunk(buffer);
   }
+}
+
+ChunkPart RankOutbox::PartOfNext(uint64_t* chunk) const {
+  const RunSpec& spec = *environment_.spec;
+  const uint32_t tensor = tensors_.front().tensor;
+  *chunk = *NextReceived(tensor, next_chunk_);
+  return PartIn(receives_, tensor, *chunk, ChunkEnd(spec, spec.tensors[tensor], *chunk) - ChunkBegin(spec, *chunk));
+}
+
+bool RankOutbox::NextIsCut() const {
+  uint64_t chunk = 0;
+  const ChunkPart part = PartOfNext(&chunk);
+  return part.begin > 0 || part.end < part.of;
 }
 
 void RankOutbox::Discard(Buffer* buffer) {
@@ -99,10 +113,9 @@ void RankOutbox::TakeBack(Buffer* buffer) {
 void RankOutbox::EncodeNextChunk(Buffer* buffer) {
   const RunSpec& spec = *environment_.spec;
   const auto [step, tensor] = tensors_.front();
-  const TensorSpec& t = spec.tensors[tensor];
-  const uint64_t chunk = *NextReceived(tensor, next_chunk_);
+  uint64_t chunk = 0;
+  const ChunkPart part = PartOfNext(&chunk);
   const uint64_t first = ChunkBegin(spec, chunk);
-  const ChunkPart part = PartIn(receives_, tensor, chunk, ChunkEnd(spec, t, chunk) - first);
   const TensorRange range{tensor, first + part.begin, first + part.end};
   const bool last = !NextReceived(tensor, chunk + 1);
   buffer->chunk = {.step = step, .tensor = tensor, .chunk = chunk, .last = last};

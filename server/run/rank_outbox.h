@@ -75,6 +75,9 @@ class RankOutbox {
 
   // The first chunk from `from` on that the rank receives some of; none: the tensor has no more of them.
   std::optional<uint64_t> NextReceived(uint32_t tensor, uint64_t from) const;
+  // Of the first tensor's chunk that goes out next, what the rank receives.
+  ChunkPart PartOfNext(uint64_t* chunk) const;
+  bool NextIsCut() const;
   void Encode();
   void EncodeNextChunk(Buffer* buffer);
   void Encoded(Buffer* buffer);

@@ -154,9 +154,19 @@ void StepExecutor::Do(const effect::Opened& e) {
   settings_ = begin_ != nullptr ? StepSettings{.hyper = std::move(begin_->hyper), .loss_scale = begin_->loss_scale}
                                 : StepSettings{.hyper = HyperOfSpec(*spec_)};
   settings_.left_out = e.left_out;
+  pool_.SumOnDevice(SumsOnDevice());
   updater_.Begin();
   judge_.Begin();
   reporter_.OnOpened();
+}
+
+bool StepExecutor::SumsOnDevice() const {
+  bool there = false;
+  for (uint32_t rank = 0; rank < machine_.world(); ++rank) {
+    if (!machine_.reduction().covers(rank).empty()) return false;  // sums of parts are the host's
+    there = there || (links_[rank].open() && links_[rank].stream()->on_device());
+  }
+  return there;
 }
 
 void StepExecutor::Do(const effect::Begun& e) {

@@ -194,6 +194,8 @@ class StepExecutor {
   // The second effect, if it is the update that reads what the first sums, and nothing else; else nullptr.
   const effect::Update* UpdateBySum(const StepEffect& first, const StepEffect& second) const;
   void SumAndUpdate(const effect::Sum& sum, const effect::Update& update);
+  // Whether ranks send to the device's memory.
+  bool SumsOnDevice() const;
   Summing MakeSum(const effect::Sum& e);
   void Do(const effect::Fence& e);
   void Do(const effect::Opened& e);

@@ -51,7 +51,8 @@ ParameterStore::UpdateValues TensorUpdater::ValuesOf(uint64_t step, uint32_t ten
           .hyper = settings.hyper[t.group],
           .gradient = environment_.pool->At(tensor, slab),
           .gradient_format = SlabFormat(spec, t),
-          .measured = statistics_.measured(tensor)};
+          .measured = statistics_.measured(tensor),
+          .summed_there = environment_.pool->on_device()};
 }
 
 void TensorUpdater::Sum(uint32_t tensor, SumTask sum, Done done) {

@@ -17,6 +17,7 @@
 #include "server/base/log.h"
 #include "server/base/status_macros.h"
 #include "server/rpc/admission.h"
+#include "server/shm/shm_gpu.h"
 #include "server/shm/shm_shape.h"
 
 namespace ballast {
@@ -48,6 +49,16 @@ void RemoveLeftSockets(const std::string& folder) {
     if (absl::EndsWith(path, kSuffix) && ShmSocket::IsLeft(path)) unlink(path.c_str());
   }
   closedir(open);
+}
+
+// Memory for slots that are on_gpu, or why there is none.
+void GiveGpu(const DevicePool& devices, const Run& run, ShmStream::Connection* connection) {
+  auto memory = ExportSlots(devices, run, GpuShapeOf(run.spec(), run.plan()));
+  if (memory.ok()) {
+    connection->gpu = *std::move(memory);
+  } else {
+    connection->why_no_gpu = std::string(memory.status().message());
+  }
 }
 
 ShmGrant Refusal(const absl::Status& why) {
@@ -146,11 +157,11 @@ bool ShmListener::Answer(Guest* guest) {
   const absl::Status begun = Begin(guest, *hello);
   if (begun.ok()) return guest->stream->Grant().ok();
   Log(LogLevel::kWarn, "transport", "shared memory refused", {{"err", std::string(begun.message())}});
-  guest->socket.Answer(Refusal(begun), -1).IgnoreError();  // it is dismissed either way
+  guest->socket.Answer(Refusal(begun), {}).IgnoreError();  // it is dismissed either way
   return false;
 }
 
-absl::Status ShmListener::Begin(Guest* guest, const ShmHello& hello) {
+absl::Status ShmListener::Begin(Guest* guest, const ShmSocket::Hello& hello) {
   ASSIGN_OR_RETURN(ShmStream::Connection connection, Grant(*guest, hello));
   connection.socket = std::move(guest->socket);
   auto stream = ShmStream::Start(environment_, &connection);
@@ -162,7 +173,7 @@ absl::Status ShmListener::Begin(Guest* guest, const ShmHello& hello) {
   return stream.status();
 }
 
-absl::StatusOr<ShmStream::Connection> ShmListener::Grant(const Guest& guest, const ShmHello& hello) const {
+absl::StatusOr<ShmStream::Connection> ShmListener::Grant(const Guest& guest, const ShmSocket::Hello& hello) const {
   ASSIGN_OR_RETURN(const ucred peer, guest.socket.Peer());
   if (!MayShareMemory(peer.uid, geteuid())) {
     return absl::PermissionDeniedError(
@@ -180,7 +191,9 @@ absl::StatusOr<ShmStream::Connection> ShmListener::Grant(const Guest& guest, con
   if (std::count_if(guests_.begin(), guests_.end(), same) >= 2) {
     return absl::ResourceExhaustedError("the session's earlier streams are not over yet");
   }
-  ASSIGN_OR_RETURN(made.segment, ShmSegment::Create(ShapeOf(run->spec(), run->plan())));
+  if (hello.takes_gpu) GiveGpu(*environment_.devices, *run, &made);
+  ASSIGN_OR_RETURN(made.segment, ShmSegment::Create(made.gpu != nullptr ? GpuShapeOf(run->spec(), run->plan())
+                                                                        : ShapeOf(run->spec(), run->plan())));
   return made;
 }
 

@@ -51,8 +51,8 @@ class ShmListener {
   // False: the guest is to be dismissed.
   bool Answer(Guest* guest);
   // Gives it a stream.
-  absl::Status Begin(Guest* guest, const ShmHello& hello);
-  absl::StatusOr<ShmStream::Connection> Grant(const Guest& guest, const ShmHello& hello) const;
+  absl::Status Begin(Guest* guest, const ShmSocket::Hello& hello);
+  absl::StatusOr<ShmStream::Connection> Grant(const Guest& guest, const ShmSocket::Hello& hello) const;
 
   const RpcEnvironment environment_;
   const std::string path_;

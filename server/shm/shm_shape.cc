@@ -18,4 +18,15 @@ ShmShape ShapeOf(const RunSpec& spec, const Plan& plan) {
   return shape;
 }
 
+ShmShape GpuShapeOf(const RunSpec& spec, const Plan& plan) {
+  ShmShape shape = ShapeOf(spec, plan);
+  shape.on_gpu = 1;
+  for (uint64_t* bytes : {&shape.gradient_slot_bytes, &shape.weight_slot_bytes}) {
+    if (*bytes == 0) continue;
+    *bytes += kernels::kPad * sizeof(float) + kGpuSlotAlignment - 1;
+    *bytes -= *bytes % kGpuSlotAlignment;
+  }
+  return shape;
+}
+
 }  // namespace ballast

@@ -6,7 +6,8 @@
 // to the least number of them, and the pipes, together less than 10 chunks and 384 KiB; nor
 // small gradients, which come through the pipe and wait beside the slots, at most the rank's credit; nor, after a lost
 // stream, the copies of what it brought, at most a window, until that is summed. The segment's memory is reserved
-// when it is made; if the system has none, the rank goes over gRPC.
+// when it is made; if the system has none, the rank goes over gRPC. Slots that are on_gpu take as much there instead, beyond
+// the plan: where the GPU has no room for them they are in the segment.
 #pragma once
 
 #include "proto/shm/segment.h"
@@ -23,5 +24,7 @@ inline constexpr uint32_t kMoreWeightSlots = 4;
 inline constexpr uint32_t kLeastGradientSlots = 4;
 
 ShmShape ShapeOf(const RunSpec& spec, const Plan& plan);
+// The same with slots on_gpu, which have room for whole rows, as EncodeWeightsTask wants it.
+ShmShape GpuShapeOf(const RunSpec& spec, const Plan& plan);
 
 }  // namespace ballast

@@ -50,7 +50,11 @@ absl::StatusOr<std::shared_ptr<ShmStream>> ShmStream::Start(const RpcEnvironment
 
 absl::Status ShmStream::Grant() const {
   ShmSegment& segment = *connection_.segment;
-  RETURN_IF_ERROR(connection_.socket.Answer({.shape = segment.shape()}, segment.fd()));
+  ShmGrant grant{.shape = segment.shape()};
+  connection_.why_no_gpu.copy(grant.message.data(), grant.message.size() - 1);
+  std::vector<int> descriptors = {segment.fd()};
+  if (connection_.gpu != nullptr) descriptors.push_back(connection_.gpu->fd());
+  RETURN_IF_ERROR(connection_.socket.Answer(grant, descriptors));
   segment.CloseFd();
   return absl::OkStatus();
 }
@@ -63,10 +67,17 @@ ShmStream::ShmStream(const RpcEnvironment& environment, Connection connection)
       reader_(UpPipe(*connection_.segment), environment.message_bytes),
       pulse_(&control_.daemon_beats, &control_.trainer_beats),
       open_by_s_(MonotonicSeconds() + environment.open_timeout_s),
-      borrower_(GradientSlots(*connection_.segment)),
-      lender_(WeightSlots(*connection_.segment)),
+      borrower_(GradientSlots(*connection_.segment, GpuMemory())),
+      lender_(WeightSlots(*connection_.segment, GpuMemory())),
       writer_(DownPipe(*connection_.segment)) {
   environment_.metrics->OnStreams(1);
+}
+
+std::byte* ShmStream::GpuMemory() const { return connection_.gpu == nullptr ? nullptr : connection_.gpu->data(); }
+
+void ShmStream::Read(absl::Span<const std::byte> borrowed, char* to) const {
+  if (connection_.gpu == nullptr) return Lender::Read(borrowed, to);
+  connection_.gpu->Read(borrowed.data(), borrowed.size(), to);
 }
 
 void ShmStream::HangUpAndJoin() {
@@ -334,11 +345,19 @@ bool ShmStream::Lend(WeightPiece* piece, bool small) {
   }
   piece->slot = *slot;
   piece->place = lender_.at(*slot).data();
+  piece->on_device = on_device();
+  if (piece->on_device) piece->crc32c = 0;
   return true;
 }
 
+void ShmStream::TakeBack(WeightPiece* piece) {
+  piece->place = nullptr;
+  piece->on_device = false;
+}
+
 void ShmStream::Unlend(WeightPiece* piece) {
-  if (std::exchange(piece->place, nullptr) != nullptr) lender_.PutBack(piece->slot);
+  if (piece->place != nullptr) lender_.PutBack(piece->slot);
+  TakeBack(piece);
 }
 
 void ShmStream::Finish(absl::Status status) {

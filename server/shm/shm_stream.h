@@ -1,5 +1,6 @@
 // One Train stream over memory shared with a trainer on this host: the transport that copies nothing here. Gradients
-// are borrowed where they lie until they are summed, weights are encoded where the trainer reads them.
+// are borrowed where they lie until they are summed, weights are encoded where the trainer reads them. Slots that are on_gpu
+// only the run's device touches: payloads there have no checksum.
 //
 // The thread of each stream checks what the trainer sends, posts it to the run's strand, and writes on what found no
 // room in the pipe; RankStream is called on the strand. It sleeps while there is nothing to do. Every path comes to
@@ -28,6 +29,7 @@
 #include "proto/shm/socket.h"
 
 #include "ballast/v1/trainer.pb.h"
+#include "server/device/shared_memory.h"
 #include "server/rpc/rpc.h"
 #include "server/run/rank_stream.h"
 
@@ -40,6 +42,8 @@ class ShmStream final : public RankStream, public Payload::Lender, public std::e
   struct Connection {
     ShmSocket socket;
     std::shared_ptr<ShmSegment> segment;
+    std::unique_ptr<SharedMemory> gpu = nullptr;  // of slots that are on_gpu
+    std::string why_no_gpu = {};                  // of others, where the trainer asked for those
     std::string token;  // that the trainer showed, of a session of the run that the segment is shaped for
     std::string peer;
     StreamPlace place = nullptr;  // in its caller's quota, while the stream lasts
@@ -56,7 +60,7 @@ class ShmStream final : public RankStream, public Payload::Lender, public std::e
   void HangUpAndJoin();
 
   Written WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) override;
-  void TakeBack(WeightPiece* piece) override { piece->place = nullptr; }
+  void TakeBack(WeightPiece* piece) override;
   bool Lend(WeightPiece* piece, bool small) override;
   void Unlend(WeightPiece* piece) override;
   Written Write(const StreamOutput& output) override;
@@ -65,13 +69,16 @@ class ShmStream final : public RankStream, public Payload::Lender, public std::e
   void Cancel() override;
   void Consumed() override;
   const std::string& peer() const override { return connection_.peer; }
-  const char* transport() const override { return "shm"; }
+  const char* transport() const override { return on_device() ? "gpu" : "shm"; }
   bool full() const override { return borrower_.borrowed() + 1 >= borrower_.slots(); }
+  bool on_device() const override { return connection_.gpu != nullptr; }
 
   void GiveBack(uint32_t slot) override { borrower_.GiveBack(slot); }
+  void Read(absl::Span<const std::byte> borrowed, char* to) const override;
 
  private:
   ShmStream(const RpcEnvironment& environment, Connection connection);
+  std::byte* GpuMemory() const;  // nullptr: none
   void Loop();
   void Nudge();
   std::chrono::milliseconds Patience() const;

@@ -1,10 +1,12 @@
 // The bytes of one gradient chunk on their way to the sum. The payload owns them, or borrows them from a transport's
 // memory, where they stay until they are summed. The trainer may change borrowed bytes at any time, so nothing that is
-// read from them may decide which memory is touched. A movable value; thread-compatible.
+// read from them may decide which memory is touched. Where they are in a GPU's memory, only its device reads them. A movable
+// value; thread-compatible.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
@@ -20,6 +22,11 @@ class Payload {
    public:
     virtual ~Lender() = default;
     virtual void GiveBack(uint32_t slot) = 0;
+    virtual bool on_device() const { return false; }
+    // Copies borrowed bytes to host memory.
+    virtual void Read(absl::Span<const std::byte> borrowed, char* to) const {
+      std::memcpy(to, borrowed.data(), borrowed.size());
+    }
   };
 
   Payload() = default;
@@ -38,10 +45,12 @@ class Payload {
     return absl::MakeConstSpan(reinterpret_cast<const std::byte*>(data_.data()), data_.size());
   }
   size_t size() const { return bytes().size(); }
-  // Copies what is borrowed, and gives it back.
+  bool on_device() const { return lender_ != nullptr && lender_->on_device(); }
+  // Copies what is borrowed to host memory, and gives it back.
   void Keep() {
     if (lender_ == nullptr) return;
-    data_.assign(reinterpret_cast<const char*>(borrowed_.data()), borrowed_.size());
+    data_.resize(borrowed_.size());
+    lender_->Read(borrowed_, data_.data());
     GiveBack();
   }
 

@@ -177,7 +177,7 @@ ReductionTracker::Arrival ReductionTracker::Deliver(uint32_t rank, ChunkId id, u
   if (!kept(rank, id.micro)) return Arrival::kAgain;
   Micro& m = At(rank, id.micro);
   const size_t flat = Flat(id.tensor, id.chunk);
-  if (m.delivered[flat]) return m.crc[flat] == crc ? Arrival::kAgain : Arrival::kOther;
+  if (m.delivered[flat]) return m.crc[flat] == crc || crc == 0 || m.crc[flat] == 0 ? Arrival::kAgain : Arrival::kOther;
   m.delivered[flat] = true;
   m.crc[flat] = crc;
   --m.left;

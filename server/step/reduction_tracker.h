@@ -110,7 +110,8 @@ class ReductionTracker {
   // Makes the rank's present micro-batch its last, though it did not begin as such; perhaps it is summed already.
   // Requires that the rank has begun one, and named none last.
   void NameLast(uint32_t rank);
-  // Takes a chunk of the rank's present micro-batch, or once more one of a micro-batch that it has ended.
+  // Takes a chunk of the rank's present micro-batch, or once more one of a micro-batch that it has ended. crc: of its payload; 0:
+  // it is not known, and taken for that of the payload before.
   Arrival Deliver(uint32_t rank, ChunkId id, uint32_t crc);
   // Lists what the rank's present micro-batch has no gradients of. What is not absent may still be delivered.
   void EndMicro(uint32_t rank, std::vector<bool> absent);

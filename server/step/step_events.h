@@ -62,7 +62,7 @@ struct Chunk {
   uint32_t micro = 0;
   uint32_t tensor = 0;
   uint64_t chunk = 0;
-  uint32_t crc = 0;
+  uint32_t crc = 0;  // not known
 };
 // All gradients of the micro-batch are made. Those that wait for credit may still follow, until the next MicroBegin or
 // StepEnd: the list of absent tensors comes ahead of them, since the other ranks' credit may wait for it.

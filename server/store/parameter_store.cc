@@ -179,7 +179,7 @@ UpdateTask ParameterStore::MakeUpdate(uint32_t tensor, const UpdateValues& value
   const GroupSpec& group = environment_.spec->groups[spec.group];
   hyper_.assign(values.hyper.begin(), values.hyper.end());
   for (size_t h = 0; h < hyper_.size(); ++h) hyper_[h] *= ScaleOf(spec, group.kernel->hypers[h].scaled_by);
-  UpdateTask task{.kernel = group.kernel, .tiles = TilesOf(tensor), .measured = values.measured};
+  UpdateTask task{.kernel = group.kernel, .tiles = TilesOf(tensor), .there = values.measured || values.summed_there};
   for (size_t p = 0; p < group.kernel->planes.size(); ++p) task.update.planes[p] = PlaneAt(tensor, p);
   task.update.grad = values.gradient;
   task.update.grad_format = values.gradient_format;
@@ -255,7 +255,8 @@ void ParameterStore::Measure(uint32_t tensor, const UpdateValues& values, Done d
                      .format = values.gradient_format,
                      .elements = environment_.spec->tensors[tensor].elements,
                      .scale = GradientScale(values),
-                     .tiles = TilesOf(tensor)},
+                     .tiles = TilesOf(tensor),
+                     .there = values.summed_there},
          completions_.OnStrand(std::move(done)));
 }
 
@@ -274,7 +275,7 @@ void ParameterStore::Curvature(uint32_t tensor, const UpdateValues& values, Done
   CurvatureTask task{.kernel = &kernel,
                      .probe = kernels::ProbeOf(kernel, planes),
                      .tiles = reinterpret_cast<kernels::TileCurvature*>(TilesOf(tensor)),
-                     .measured = values.measured};
+                     .there = values.measured || values.summed_there};
   task.probe.grad = values.gradient;
   task.probe.grad_format = values.gradient_format;
   task.probe.n = environment_.spec->tensors[tensor].elements;
@@ -346,7 +347,6 @@ void ParameterStore::EncodeWeights(TensorRange wanted, WeightPiece* out, Done do
   auto sealed = WhenEncoded(wanted, range, WireBytes(format), out, std::move(done));
   std::byte* const to = out->Resize((range.last - range.first) * WireBytes(format));
   out->scales.resize(ScalesOf(row_length, range.first, range.last).size());
-  const float* const scales = PresentScales(range.tensor, image, series);
   Submit(range.tensor,
          EncodeWeightsTask{.master = &MasterOf(range.tensor, series),
                            .planes = MasterPlanes(range.tensor, image, series),
@@ -354,10 +354,11 @@ void ParameterStore::EncodeWeights(TensorRange wanted, WeightPiece* out, Done do
                            .first = range.first,
                            .last = range.last,
                            .out = to,
-                           .scales = scales,
+                           .scales = PresentScales(range.tensor, image, series),
                            .row_length = row_length,
                            .scales_out = out->scales.data(),
-                           .crc32c = &out->crc32c,
+                           .crc32c = out->on_device ? nullptr : &out->crc32c,
+                           .out_on_device = out->on_device,
                            .from_aside = image != nullptr},
          std::move(sealed));
 }

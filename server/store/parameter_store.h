@@ -80,7 +80,8 @@ class ParameterStore {
     absl::Span<const double> hyper;  // the group's, in the kernel's order, before the tensor's lr_scale and wd_scale
     const std::byte* gradient = nullptr;
     kernels::WireIndex gradient_format = 0;
-    bool measured = false;  // an earlier Measure, DryUpdate or Curvature has read this gradient already
+    bool measured = false;      // an earlier Measure, DryUpdate or Curvature has read this gradient already
+    bool summed_there = false;  // its sums were on_device (sum_task.h)
   };
   struct Environment {
     const RunSpec* spec;  // outlives the store, like the rest

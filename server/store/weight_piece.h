@@ -19,6 +19,7 @@ struct WeightPiece {
   uint32_t crc32c = 0;        // of the encoded bytes, since Seal or the device that encoded them
   // Where not null, memory that a transport lends and that is used instead of `data`; any piece of the run fits.
   std::byte* place = nullptr;
+  bool on_device = false;     // that memory is the device's (SharedMemory): the piece has no checksum, and is not cut
   uint32_t slot = 0;          // the transport's own number of that memory
   uint64_t placed_bytes = 0;  // encoded there
 
@@ -46,6 +47,7 @@ struct WeightPiece {
     data.resize(count);
   }
   void Seal() { crc32c = Crc32c(encoded()); }
+  // Where they are, which is not for the host to read if it is on_device.
   absl::Span<const std::byte> encoded() const {
     if (place != nullptr) return {place, placed_bytes};
     return {reinterpret_cast<const std::byte*>(data.data()), data.size()};

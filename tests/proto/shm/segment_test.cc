@@ -6,6 +6,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "proto/shm/slots.h"
+
 #include "tests/proto/shm/pair.h"
 
 namespace ballast {
@@ -70,7 +72,24 @@ TEST(ShmSegmentTest, ShapesThatNoDaemonChoosesAreRefused) {
   EXPECT_EQ(spoilt([](auto& s) { s.pipe_bytes = 1u << 31; }), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(spoilt([](auto& s) { s.gradient_slots = ~0u; }), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(spoilt([](auto& s) { s.weight_slot_bytes = ~uint64_t{0}; }), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(spoilt([](auto& s) { s.zero = 1; }), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(spoilt([](auto& s) { s.on_gpu = 2; }), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(spoilt([](auto& s) { s.on_gpu = 1, s.weight_slot_bytes = 1000; }), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(ShmSegmentTest, SlotsOnAGpuAreNotInTheSegment) {
+  ShmShape shape = ShmPair::kShape;
+  shape.gradient_slot_bytes = shape.weight_slot_bytes = 512;
+  shape.gradient_slots = 4000;
+  shape.weight_slots = 200;
+  const uint64_t in_segment = ShmBytes(shape);
+  shape.on_gpu = 1;
+  EXPECT_EQ(CheckShape(shape).code(), absl::StatusCode::kOk);
+  EXPECT_LE(ShmBytes(shape) + 4200 * 512, in_segment);
+  EXPECT_EQ(GpuSlotBytes(shape), 2 * kGpuUnit);
+  const auto made = ShmSegment::Create(shape).value();
+  std::vector<std::byte> gpu(GpuSlotBytes(shape));
+  EXPECT_EQ(GradientSlots(*made, gpu.data()).memory, gpu.data());
+  EXPECT_EQ(WeightSlots(*made, gpu.data()).memory, gpu.data() + 4000 * 512);
 }
 
 }  // namespace

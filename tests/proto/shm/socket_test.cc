@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -48,7 +49,7 @@ TEST_F(ShmSocketTest, AHelloIsAnsweredWithTheSegment) {
   const auto made = ShmSegment::Create(ShmPair::kShape).value();
   made->gradient_slots()[0] = std::byte{42};
   // The answer may be there before the question is sent: one thread plays both.
-  ASSERT_TRUE(daemon_.Answer({.shape = made->shape()}, made->fd()).ok());
+  ASSERT_TRUE(daemon_.Answer({.shape = made->shape()}, {made->fd()}).ok());
   ShmHello hello;
   hello.token = {'s', 'e', 'c', 'r', 'e', 't'};
   const auto mapped = trainer_.Ask(hello, 10);
@@ -58,13 +59,49 @@ TEST_F(ShmSocketTest, AHelloIsAnsweredWithTheSegment) {
   const auto heard = daemon_.ReceiveHello();
   ASSERT_TRUE(heard.ok()) << heard.status();
   EXPECT_EQ(heard->token, hello.token);
+  EXPECT_FALSE(heard->takes_gpu);
+}
+
+TEST_F(ShmSocketTest, ATrainerOnAGpuGetsTwoDescriptorsOrTheReason) {
+  Join();
+  ShmShape shape = ShmPair::kShape;
+  shape.gradient_slot_bytes = shape.weight_slot_bytes = 512;
+  const auto in_segment = ShmSegment::Create(shape).value();
+  shape.on_gpu = 1;
+  const auto made = ShmSegment::Create(shape).value();
+  ShmGpuHello hello;
+  hello.token = {'s', 'e', 'c', 'r', 'e', 't'};
+  const int memory = memfd_create("gpu", MFD_CLOEXEC);
+  ASSERT_TRUE(daemon_.Answer({.shape = shape}, {made->fd(), memory}).ok());
+  const auto on_gpu = trainer_.AskForGpu(hello, 10);
+  ASSERT_TRUE(on_gpu.ok()) << on_gpu.status();
+  EXPECT_GE(on_gpu->gpu_memory.fd(), 0);
+  EXPECT_EQ(on_gpu->why_none, "");
+  const auto heard = daemon_.ReceiveHello();
+  ASSERT_TRUE(heard.ok()) << heard.status();
+  EXPECT_TRUE(heard->takes_gpu && heard->token == hello.token);
+
+  ShmGrant grant{.shape = in_segment->shape()};
+  std::string("no GPU here").copy(grant.message.data(), grant.message.size());
+  ASSERT_TRUE(daemon_.Answer(grant, {in_segment->fd()}).ok());
+  const auto on_host = trainer_.AskForGpu(hello, 10);
+  ASSERT_TRUE(on_host.ok()) << on_host.status();
+  EXPECT_LT(on_host->gpu_memory.fd(), 0);
+  EXPECT_EQ(on_host->why_none, "no GPU here");
+
+  for (const bool both : {false, true}) {  // not what the shape says
+    const int fds[] = {both ? in_segment->fd() : made->fd(), memory};
+    ASSERT_TRUE(daemon_.Answer({.shape = both ? in_segment->shape() : shape}, absl::MakeSpan(fds, both ? 2 : 1)).ok());
+    EXPECT_THAT(std::string(trainer_.AskForGpu(hello, 10).status().message()), HasSubstr("did not come"));
+  }
+  close(memory);
 }
 
 TEST_F(ShmSocketTest, ARefusalComesWithItsReason) {
   Join();
   ShmGrant grant{.code = static_cast<uint32_t>(absl::StatusCode::kNotFound)};
   std::string("no such session").copy(grant.message.data(), grant.message.size());
-  ASSERT_TRUE(daemon_.Answer(grant, -1).ok());
+  ASSERT_TRUE(daemon_.Answer(grant, {}).ok());
   const absl::Status refused = trainer_.Ask({}, 10).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(refused.message(), "no such session");
@@ -73,7 +110,7 @@ TEST_F(ShmSocketTest, ARefusalComesWithItsReason) {
 TEST_F(ShmSocketTest, AGrantWithoutASegmentAndASilentDaemonAreErrors) {
   Join();
   EXPECT_THAT(std::string(trainer_.Ask({}, 0.01).status().message()), HasSubstr("does not answer"));
-  ASSERT_TRUE(daemon_.Answer({.shape = ShmPair::kShape}, -1).ok());
+  ASSERT_TRUE(daemon_.Answer({.shape = ShmPair::kShape}, {}).ok());
   EXPECT_THAT(std::string(trainer_.Ask({}, 10).status().message()), HasSubstr("did not come"));
   daemon_ = ShmSocket();
   EXPECT_FALSE(trainer_.Ask({}, 10).ok());
@@ -97,7 +134,7 @@ TEST_F(ShmSocketTest, SignalsDoNotEndTheWaitForAnAnswer) {
     pthread_kill(asks.native_handle(), SIGUSR1);
     return signals > 10 || answered;
   }));
-  ASSERT_TRUE(daemon_.Answer({.code = static_cast<uint32_t>(absl::StatusCode::kNotFound)}, -1).ok());
+  ASSERT_TRUE(daemon_.Answer({.code = static_cast<uint32_t>(absl::StatusCode::kNotFound)}, {}).ok());
   asks.join();
   EXPECT_EQ(answer.code(), absl::StatusCode::kNotFound) << answer;
 }

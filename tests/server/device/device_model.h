@@ -184,7 +184,7 @@ class Model {
   }
   void UpdateOne(size_t i, uint64_t t, bool measured) {
     UpdateTask task = MakeUpdate(i, t);
-    task.measured = measured;
+    task.there = measured;
     queue_->Submit(
         task, [this](const TaskResult& r) { statistics_.push_back(r.statistics); }, Name(i));
   }

@@ -1,5 +1,8 @@
 #include "tests/server/device/fake_gpu.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -45,6 +48,36 @@ void FakeGpu::Free(std::byte* data, Memory) {
     sizes_.erase(data);
   }
   std::free(data);
+}
+
+absl::StatusOr<GpuDriver::Shared> FakeGpu::AllocateShared(uint64_t bytes) {
+  if (!state_->shares)
+    return absl::FailedPreconditionError("the CUDA driver has no cuMemCreate: it is older than 11.2");
+  if (state_->allocations_left.fetch_sub(1) <= 0) return absl::ResourceExhaustedError("the fake GPU is full");
+  constexpr uint64_t kUnit = 2 << 20;
+  const uint64_t size = (bytes + kUnit - 1) / kUnit * kUnit;
+  const int fd = memfd_create("ballast-fake-gpu", MFD_CLOEXEC);
+  void* data = MAP_FAILED;
+  if (fd >= 0 && ftruncate(fd, static_cast<off_t>(size)) == 0) {
+    data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  }
+  if (data == MAP_FAILED) {
+    if (fd >= 0) close(fd);
+    return absl::ResourceExhaustedError("the fake GPU finds no memory");
+  }
+  state_->live_bytes += static_cast<int64_t>(size);
+  return Shared{.data = static_cast<std::byte*>(data), .bytes = size, .fd = fd};
+}
+
+void FakeGpu::FreeShared(const Shared& shared) {
+  state_->live_bytes -= static_cast<int64_t>(shared.bytes);
+  munmap(shared.data, shared.bytes);
+  close(shared.fd);
+}
+
+void FakeGpu::Read(void* to, const void* from, uint64_t bytes) {
+  ++state_->reads;
+  std::memcpy(to, from, bytes);
 }
 
 void FakeGpu::Give(Stream stream, Work work) {
@@ -132,6 +165,11 @@ void FakeGpu::Orthogonalize(const kernels::DeviceMatrix& m) {
     kernels::OrthogonalizeMatrix(kernels::FastestProduct(), m.rows, m.columns, squares, u.least_norm, m.direction,
                                  reinterpret_cast<float*>(m.room), &kernels::WorkAlone);
   });
+}
+
+void FakeGpu::Sum(const kernels::DeviceSum* batch, int count, uint64_t) {
+  ++state_->sum_launches;
+  Give(Stream::kCompute, [=] { std::for_each(batch, batch + count, &kernels::LockstepSum); });
 }
 
 void FakeGpu::Measure(const kernels::DeviceGradient* batch, int count, uint64_t) {

@@ -29,7 +29,9 @@ struct FakeGpuState {
   std::atomic<int64_t> live_bytes = 0, live_events = 0;
   std::atomic<Wrong> wrong = Wrong::kNothing;
   std::atomic<int> update_launches = 0, measure_launches = 0, probe_launches = 0, serve_launches = 0,
-                   average_launches = 0;
+                   average_launches = 0, sum_launches = 0;
+  std::atomic<int> reads = 0;
+  std::atomic<bool> shares = true;  // memory; else the driver is too old
   std::atomic<int> copies_in = 0, loads_done = 0;
   std::string products = "products of a fake GPU";  // empty: none; as it was when the device was made
 
@@ -49,12 +51,17 @@ class FakeGpu final : public GpuDriver {
   uint64_t memory_bytes() const override { return 1 << 30; }
   absl::StatusOr<std::byte*> Allocate(uint64_t bytes, Memory memory) override;
   void Free(std::byte* data, Memory memory) override;
+  // A memfd, which tests/client/fake_cuda.cc imports.
+  absl::StatusOr<Shared> AllocateShared(uint64_t bytes) override;
+  void FreeShared(const Shared& shared) override;
+  void Read(void* to, const void* from, uint64_t bytes) override;
   void Copy(Stream stream, void* to, const void* from, uint64_t bytes) override;
   void Zero(Stream stream, void* to, uint64_t bytes) override;
   void Update(size_t kernel, kernels::DeviceUpdate* batch, int count, uint64_t tiles, bool ordinary) override;
   absl::StatusOr<std::string> MatrixProducts() override;
   void Direct(size_t kernel, const kernels::DeviceUpdate* batch, int count, uint64_t tiles) override;
   void Orthogonalize(const kernels::DeviceMatrix& matrix) override;
+  void Sum(const kernels::DeviceSum* batch, int count, uint64_t tiles) override;
   void Measure(const kernels::DeviceGradient* batch, int count, uint64_t tiles) override;
   void ProbeCurvature(size_t kernel, const kernels::DeviceCurvature* batch, int count, uint64_t tiles) override;
   void MoveAverages(size_t master, const kernels::DeviceAverage* batch, int count, uint64_t tiles) override;

@@ -81,7 +81,7 @@ void WalkingReduction::NameLast(uint32_t rank) {
 WalkingReduction::Arrival WalkingReduction::Deliver(uint32_t rank, ChunkId id, uint32_t crc) {
   Micro& micro = ranks_[rank].micros[id.micro];
   std::optional<uint32_t>& known = micro.crc[Flat(id.tensor, id.chunk)];
-  if (known) return known == crc ? Arrival::kAgain : Arrival::kOther;
+  if (known) return known == crc || known == 0 || crc == 0 ? Arrival::kAgain : Arrival::kOther;
   known = crc;
   ++micro.count[id.tensor];
   looks_.push_back({id.tensor, id.chunk});

@@ -1,0 +1,39 @@
+#include "server/shm/shm_gpu.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+#include "server/base/status_macros.h"
+
+namespace ballast {
+namespace {
+
+// What the runs' plans count, or what they and earlier slots have taken.
+absl::Status CheckRoom(const DevicePool& devices, size_t device, uint64_t bytes) {
+  const DevicePool::State state = devices.Read()[device];
+  const uint64_t taken = std::max(state.reserved_bytes(), devices.at(device)->allocated_bytes());
+  if (taken <= state.limit_bytes && bytes <= state.limit_bytes - taken) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat("they take ", bytes, " bytes of ", state.label, ", of which ",
+                                                   state.limit_bytes - std::min(taken, state.limit_bytes),
+                                                   " of memory_limit are free"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<SharedMemory>> ExportSlots(const DevicePool& devices, const Run& run,
+                                                          const ShmShape& shape) {
+  const RunSpec& spec = run.spec();
+  if (spec.checkpoints && spec.checkpoints->durability != DurabilityMode::kCheckpoint) {
+    return absl::FailedPreconditionError("the run's journal writes gradients from host memory");
+  }
+  const std::vector<size_t>& where = run.plan().placement.devices;
+  if (where.size() != 1) return absl::FailedPreconditionError("the run is on several devices");
+  Device* const device = devices.at(where.front());
+  const uint64_t bytes = GpuSlotBytes(shape);
+  if (bytes == 0) return absl::FailedPreconditionError("the run has no payload");
+  if (!device->on_host()) RETURN_IF_ERROR(CheckRoom(devices, where.front(), bytes));
+  return device->Export(bytes);
+}
+
+}  // namespace ballast
