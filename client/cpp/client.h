@@ -105,6 +105,11 @@ struct AttachOptions {
   bool takeover = false;  // fence a live session that holds the rank
   double wait_s = 12;     // how long to wait for a lost predecessor's lease to run out; 0 = fail at once
   TransportChoice transport = TransportChoice::kAuto;
+  // The GPU on which the trainer computes, torch's cuda:N of this process: gradients that are pushed may lie in its memory,
+  // and are complete then (what was to write them is done). They go to the memory of the daemon's GPU, and weights come from
+  // there, where the transport is shared memory and this GPU reaches it; else through host memory. NOT_FOUND,
+  // FAILED_PRECONDITION: there is no such GPU, or no fit driver.
+  std::optional<int> gpu = {};
   // How long to wait for the end of a step that is open without this rank, as long as the daemon answers.
   double join_timeout_s = 3600;
   // What this rank holds of the run's tensors, by tensor. All that it registers, pushes and gets back is of its shards
@@ -364,6 +369,8 @@ class Client {
 
   // The step to be sent next (or open now).
   virtual uint64_t step() const = 0;
+  // Whether large gradients go to memory of a GPU now (AttachOptions::gpu), so that those that lie in one pass by the host.
+  virtual bool shares_gpu() const = 0;
   // Why the client failed, or OK.
   virtual absl::Status status() const = 0;
 

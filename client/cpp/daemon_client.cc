@@ -24,18 +24,6 @@ namespace {
 // at once; if the connection is lost just then, it is replaced within this time.
 constexpr absl::Duration kTellTimeout = absl::Seconds(30);
 
-Attachment Describe(const v1::AttachResponse& grant) {
-  Attachment attachment;
-  attachment.resume_step = grant.resume_step();
-  attachment.weights_loaded = grant.weights_loaded();
-  attachment.digests.assign(grant.digests().begin(), grant.digests().end());
-  if (grant.has_last_result()) attachment.last_result = grant.last_result();
-  attachment.client_state = grant.client_state();
-  attachment.client_state_step = grant.client_state_step();
-  attachment.generation = grant.generation();
-  return attachment;
-}
-
 // What gRPC says of a message that is too long names neither the key nor the fix.
 absl::Status ExplainSpec(const absl::Status& status, const v1::RunSpec& spec) {
   if (!absl::IsResourceExhausted(status) || !absl::StrContains(status.message(), "message larger than max")) {
@@ -252,6 +240,8 @@ absl::StatusOr<Attachment> DaemonClient::Attach(const AttachOptions& options) {
     if (!run.ok()) return run.status();
     if (auto s = TensorTable::Create(run->spec(), 1, options.shards).status(); !s.ok()) return s;
   }
+  const auto gpu = TransportOpener::GpuOf(options);
+  if (!gpu.ok()) return gpu.status();
   AttachOptions wanted = options;
   if (wanted.spec_sha256.empty() && spec_run_ == wanted.run_id) wanted.spec_sha256 = spec_sha256_;
   auto grant = TakeRank(*connection_, wanted);
@@ -266,15 +256,18 @@ absl::StatusOr<Attachment> DaemonClient::Attach(const AttachOptions& options) {
   if (!run.ok()) return run.status();
   auto tensors = TensorTable::Create(run->spec(), grant->chunk_elements(), options.shards);
   if (!tensors.ok()) return tensors.status();
-  auto stream = StepStream::Start(*connection_, options, *grant, *std::move(tensors),
-                                  [transports = TransportOpener(*connection_, options.transport)](
-                                      const auto& granted) mutable { return transports.Open(granted); });
+  auto stream = StepStream::Start(
+      *connection_, options, *grant, *std::move(tensors),
+      [transports = TransportOpener(*connection_, options.transport, *gpu)](const auto& granted) mutable {
+        return transports.Open(granted);
+      },
+      *gpu);
   if (!stream.ok()) return stream.status();
   stream_ = *std::move(stream);
   run_id_ = options.run_id;
   takes_load_batches_ = grant->takes_load_batches();
   generation_ = grant->generation();
-  return Describe(*grant);
+  return AttachmentOf(*grant);
 }
 
 void DaemonClient::Detach() { stream_.reset(); }
@@ -394,6 +387,8 @@ absl::StatusOr<bool> DaemonClient::AwaitWeights(uint32_t tensor, double timeout_
 }
 
 uint64_t DaemonClient::step() const { return stream_ ? stream_->step() : 0; }
+
+bool DaemonClient::shares_gpu() const { return stream_ && stream_->shares_gpu(); }
 
 absl::Status DaemonClient::status() const { return stream_ ? stream_->status() : absl::OkStatus(); }
 

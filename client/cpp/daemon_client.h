@@ -67,6 +67,7 @@ class DaemonClient final : public Client {
   std::future<absl::StatusOr<StepResult>> EndStep(std::optional<double> loss, const StepEndValues& values) override;
   absl::StatusOr<bool> AwaitWeights(uint32_t tensor, double timeout_s) override;
   uint64_t step() const override;
+  bool shares_gpu() const override;
   absl::Status status() const override;
 
   // Tells people, as ClientOptions::log says.

@@ -128,6 +128,7 @@ class OwnClient final : public Client {
     return UnlessForked([&] { return client_->AwaitWeights(tensor, timeout_s); });
   }
   uint64_t step() const override { return CheckNotForked().ok() ? client_->step() : 0; }
+  bool shares_gpu() const override { return CheckNotForked().ok() && client_->shares_gpu(); }
   absl::Status status() const override {
     return UnlessForked([&] { return client_->status(); });
   }

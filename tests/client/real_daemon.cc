@@ -1,5 +1,7 @@
 #include "tests/client/real_daemon.h"
 
+#include <utility>
+
 namespace ballast {
 
 Config RealDaemon::Small() {
@@ -14,7 +16,7 @@ Config RealDaemon::Small() {
   return config;
 }
 
-RealDaemon::RealDaemon(Config config) {
+RealDaemon::RealDaemon(Config config, std::vector<std::unique_ptr<Device>> devices) {
   if (config.tls.on()) {
     certificates_ = CertificateKeeper::Open(config.tls, &metrics_, /*look_every=*/absl::Milliseconds(1)).value();
   }
@@ -24,7 +26,10 @@ RealDaemon::RealDaemon(Config config) {
                          .ready = [] { return absl::OkStatus(); }},
                         {}, {.certificates = config.ops_http.tls ? certificates_.get() : nullptr, .token = ""})
              .value();
-  server_ = Server::Start(config, &metrics_, ops_->address(), nullptr, certificates_.get()).value();
+  auto server = devices.empty() ? Server::Start(config, &metrics_, ops_->address(), nullptr, certificates_.get())
+                                : Server::StartOn(std::move(devices), config, &metrics_, ops_->address(), nullptr,
+                                                  certificates_.get());
+  server_ = *std::move(server);
 }
 
 RealDaemon::~RealDaemon() {

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "server/metrics/metrics.h"
 #include "server/ops/ops_http.h"
@@ -12,7 +13,8 @@ namespace ballast {
 
 class RealDaemon {
  public:
-  explicit RealDaemon(Config config = Small());
+  // devices: its own; none: as the configuration says.
+  explicit RealDaemon(Config config = Small(), std::vector<std::unique_ptr<Device>> devices = {});
   ~RealDaemon();
 
   // Where the configuration has TLS, its files are looked at every millisecond. 16 KiB chunks, so that small tensors have

@@ -79,6 +79,7 @@ class PartsClient final : public Client {
   std::future<absl::StatusOr<StepResult>> EndStep(std::optional<double> loss, const StepEndValues& values) override;
   absl::StatusOr<bool> AwaitWeights(uint32_t tensor, double timeout_s) override;
   uint64_t step() const override;
+  bool shares_gpu() const override;
   absl::Status status() const override;
 
  private:

@@ -114,6 +114,10 @@ absl::Status PartsClient::status() const {
 
 uint64_t PartsClient::step() const { return attached_ ? daemons_[0]->step() : 0; }
 
+bool PartsClient::shares_gpu() const {
+  return attached_ && std::ranges::all_of(daemons_, [](const auto& daemon) { return daemon->shares_gpu(); });
+}
+
 // --- a step ----------------------------------------------------------------------------------------------------------
 
 absl::Status PartsClient::CheckOpen(const char* call) const {

@@ -14,8 +14,20 @@ std::string ChunkMemory::Copy(absl::Span<const std::byte> bytes) {
       kept_bytes_ -= chunk.capacity();
     }
   }
-  chunk.assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  if (gpu_ == nullptr || !gpu_->Owns(bytes.data())) {
+    chunk.assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    return chunk;
+  }
+  chunk.resize(bytes.size());
+  const absl::Status copied = gpu_->Copy(chunk.data(), bytes.data(), bytes.size());
+  absl::MutexLock lock(&mu_);
+  status_.Update(copied);
   return chunk;
+}
+
+absl::Status ChunkMemory::status() const {
+  absl::MutexLock lock(&mu_);
+  return status_;
 }
 
 void ChunkMemory::Keep(std::vector<std::string>* chunks) {

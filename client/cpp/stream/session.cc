@@ -139,4 +139,16 @@ absl::Status ExplainMissingRun(Connection& connection, const std::string& run_id
                                           "', perhaps it was deleted: ", found.message()));
 }
 
+Attachment AttachmentOf(const v1::AttachResponse& grant) {
+  Attachment attachment;
+  attachment.resume_step = grant.resume_step();
+  attachment.weights_loaded = grant.weights_loaded();
+  attachment.digests.assign(grant.digests().begin(), grant.digests().end());
+  if (grant.has_last_result()) attachment.last_result = grant.last_result();
+  attachment.client_state = grant.client_state();
+  attachment.client_state_step = grant.client_state_step();
+  attachment.generation = grant.generation();
+  return attachment;
+}
+
 }  // namespace ballast

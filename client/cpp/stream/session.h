@@ -40,4 +40,7 @@ absl::Status RunAfterRestart(Connection& connection, const std::string& run_id);
 absl::Status ExplainMissingRun(Connection& connection, const std::string& run_id, absl::Time since,
                                const absl::Status& found);
 
+// What the daemon's answer says to the caller.
+Attachment AttachmentOf(const v1::AttachResponse& grant);
+
 }  // namespace ballast

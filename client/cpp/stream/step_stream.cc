@@ -53,19 +53,22 @@ v1::StepEnd MakeEnd(const StepEndValues& values) {
 
 }  // namespace
 
-StepStream::StepStream(Connection& connection, AttachOptions options, TensorTable tensors, OpenTransport open_transport)
+StepStream::StepStream(Connection& connection, AttachOptions options, TensorTable tensors, OpenTransport open_transport,
+                       std::shared_ptr<Gpu> gpu)
     : connection_(connection),
       options_(std::move(options)),
       tensors_(std::move(tensors)),
       attached_at_(BootNow()),
       open_transport_(std::move(open_transport)),
+      gpu_(std::move(gpu)),
+      memory_(gpu_),
       bound_(tensors_.size()) {}
 
 absl::StatusOr<std::unique_ptr<StepStream>> StepStream::Start(Connection& connection, AttachOptions options,
                                                               const v1::AttachResponse& grant, TensorTable tensors,
-                                                              OpenTransport open_transport) {
+                                                              OpenTransport open_transport, std::shared_ptr<Gpu> gpu) {
   std::unique_ptr<StepStream> stream(
-      new StepStream(connection, std::move(options), std::move(tensors), std::move(open_transport)));
+      new StepStream(connection, std::move(options), std::move(tensors), std::move(open_transport), std::move(gpu)));
   StepStream& self = *stream;
   self.reader_ = std::thread([&self, grant] { self.Read(grant); });
   self.writer_ = std::thread([&self] { self.Write(); });
@@ -108,6 +111,11 @@ void StepStream::Cancel() {
 std::string StepStream::token() const {
   absl::MutexLock lock(&mu_);
   return token_;
+}
+
+bool StepStream::shares_gpu() const {
+  absl::MutexLock lock(&mu_);
+  return call_ != nullptr && call_->transport->on_gpu();
 }
 
 uint64_t StepStream::step() const {

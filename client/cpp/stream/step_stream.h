@@ -44,10 +44,12 @@ class StepStream {
   // opens. An error that IsLost accepts is tried again once a stream has been open.
   using OpenTransport = std::function<absl::StatusOr<std::unique_ptr<Transport>>(const v1::AttachResponse& grant)>;
 
-  // Opens the stream of a session just granted; returns when it is open. `connection` outlives the stream.
+  // Opens the stream of a session just granted; returns when it is open. `connection` outlives the stream. gpu: that of
+  // AttachOptions::gpu; nullptr: none.
   static absl::StatusOr<std::unique_ptr<StepStream>> Start(Connection& connection, AttachOptions options,
                                                            const v1::AttachResponse& grant, TensorTable tensors,
-                                                           OpenTransport open_transport);
+                                                           OpenTransport open_transport,
+                                                           std::shared_ptr<Gpu> gpu = nullptr);
   // Within 5 s. Ends the stream cleanly when no step is open, or once that is over which was ended.
   ~StepStream();
   StepStream(const StepStream&) = delete;
@@ -77,6 +79,7 @@ class StepStream {
   }
 
   uint64_t step() const;
+  bool shares_gpu() const;
   absl::Status status() const;
   // FAILED_PRECONDITION: a step is open here, of which the daemon may not have heard. Else status().
   absl::Status CheckBetweenSteps(absl::string_view call) const;
@@ -111,7 +114,8 @@ class StepStream {
     bool lost = false;  // the session may be resumed
   };
 
-  StepStream(Connection& connection, AttachOptions options, TensorTable tensors, OpenTransport open_transport);
+  StepStream(Connection& connection, AttachOptions options, TensorTable tensors, OpenTransport open_transport,
+             std::shared_ptr<Gpu> gpu);
 
   absl::Status BetweenSteps(absl::string_view call) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Bind(uint32_t tensor, const Destination& destination);
@@ -123,12 +127,16 @@ class StepStream {
   End Serve(const v1::AttachResponse& grant);
   absl::Status Adopt(const v1::AttachResponse& grant, v1::Open* open) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   End Hang(Call& call, absl::Status refused);
-  // `data`: the payload of weights.
-  absl::Status Handle(const v1::TrainResponse& response, absl::Span<const std::byte> data);
+  // `data`: the payload of weights; on_gpu as in OnWeights.
+  absl::Status Handle(const v1::TrainResponse& response, absl::Span<const std::byte> data, bool on_gpu);
   absl::Status OnOpened(const v1::Opened& opened);
   absl::Status OnSmallWeights(const v1::SmallWeights& weights);
-  absl::Status OnWeights(const v1::Weights& weights, absl::Span<const std::byte> data);
+  // on_gpu: `data` is in the memory of a GPU, and has no checksum.
+  absl::Status OnWeights(const v1::Weights& weights, absl::Span<const std::byte> data, bool on_gpu = false);
   absl::Status Land(const v1::Weights& weights, absl::Span<const std::byte> data, const Destination& destination) const;
+  // From the GPU, without a detour through other memory where nothing is to be decoded.
+  absl::Status LandFromGpu(const v1::Weights& weights, absl::Span<const std::byte> data,
+                           const Destination& destination) const;
   absl::Status OnResult(const v1::StepResult& result);
   absl::Status OnCredit(const v1::Credit& credit);
   absl::Status OnMeasured(const v1::StepMeasured& measured);
@@ -152,8 +160,8 @@ class StepStream {
   // Waits for more small gradients, so that the daemon wakes to several. Whoever pushes is not held up.
   void Gather() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void WriteTurn();
-  // Writes its requests. False: as Transport::Write.
-  bool Write(Turn* turn);
+  // Writes its requests. False: as Transport::Write. An error as in Transport::Fill.
+  absl::StatusOr<bool> Write(Turn* turn);
   Turn TakeTurn() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Turn HalfClose() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status MayPush(uint32_t tensor) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -167,8 +175,8 @@ class StepStream {
   bool SendNow(uint32_t tensor, absl::Span<const std::byte> chunk);
   bool SendInTurn(uint32_t tensor, absl::Span<const std::byte> chunk);
   void EndTurn(bool alive) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Push, which was writing, cannot go on: nobody knows what has left, so the client fails.
-  void GiveTurnUp();
+  // Who was writing cannot go on: nobody knows what has left, so the client fails.
+  void GiveTurnUp(absl::Status why);
   // The slots; the memory is for the caller.
   void Release(Freed* freed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool MayHalfClose() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -180,6 +188,7 @@ class StepStream {
   const TensorTable tensors_;
   const absl::Time attached_at_;
   const OpenTransport open_transport_;  // the reader's
+  const std::shared_ptr<Gpu> gpu_;
   ChunkMemory memory_;
 
   mutable absl::Mutex mu_;

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "proto/checksum.h"
 
 #include "client/cpp/stream/step_stream.h"
 
@@ -61,6 +60,7 @@ absl::Status StepStream::PushSmall(uint32_t tensor, absl::Span<const std::byte> 
   try {
     std::vector<std::string> chunk =
         CutIntoChunks(tensors_, tensor, wire.first_chunk, wire.end_chunk, gradient, &memory_);
+    if (auto s = memory_.status(); !s.ok()) return s;
     absl::MutexLock lock(&mu_);
     if (auto s = MayPush(tensor); !s.ok()) return s;
     step_->Push(tensor, std::move(chunk), freed.get());
@@ -87,6 +87,7 @@ absl::Status StepStream::PushInPortions(uint32_t tensor, absl::Span<const std::b
       const uint64_t last = std::min(wire.end_chunk, first + kCutTogether);
       std::vector<std::string> chunks = CutIntoChunks(tensors_, tensor, first, last, gradient, &memory_);
       FreedChunks freed(&memory_);
+      if (auto s = memory_.status(); !s.ok()) Fail(s);  // a part of the gradient may have left
       absl::MutexLock lock(&mu_);
       if (!status_.ok()) return status_;
       step_->Push(tensor, std::move(chunks), freed.get());
@@ -121,7 +122,7 @@ bool StepStream::SendNow(uint32_t tensor, absl::Span<const std::byte> chunk) {
   try {
     return AwaitTurn() && SendInTurn(tensor, chunk);
   } catch (const std::bad_alloc&) {
-    GiveTurnUp();
+    GiveTurnUp(absl::ResourceExhaustedError("there was no host memory to send a gradient with"));
     throw;
   }
 }
@@ -143,21 +144,25 @@ bool StepStream::SendInTurn(uint32_t tensor, absl::Span<const std::byte> chunk) 
     credit_ = Allowance();
     id = step_->PushSent(tensor, chunk.size(), *room, &credit_, &request);
   }
-  const uint32_t crc = CopyCrc32c(room->data, chunk);
-  request.mutable_gradient()->set_crc32c(crc);
+  const absl::StatusOr<uint32_t> crc = call->transport->Fill(*room, chunk);
+  if (!crc.ok()) {
+    GiveTurnUp(crc.status());
+    return true;  // which the next look at the step tells
+  }
+  request.mutable_gradient()->set_crc32c(*crc);
   const bool alive = call->transport->WriteAt(*room, chunk.size(), request);
   absl::MutexLock lock(&mu_);
   EndTurn(alive);
-  if (step == step_) step_->SetChecksum(id, crc);
+  if (step == step_) step_->SetChecksum(id, *crc);
   return true;
 }
 
-void StepStream::GiveTurnUp() {
+void StepStream::GiveTurnUp(absl::Status why) {
   {
     absl::MutexLock lock(&mu_);
     EndTurn(/*alive=*/false);
   }
-  Fail(absl::ResourceExhaustedError("there was no host memory to send a gradient with"));
+  Fail(std::move(why));
   Cancel();
 }
 

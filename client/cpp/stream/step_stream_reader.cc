@@ -75,7 +75,9 @@ StepStream::End StepStream::Serve(const v1::AttachResponse& grant) {
   v1::TrainResponse response;
   absl::Span<const std::byte> data;
   absl::Status refused;
-  while (refused.ok() && call->transport->Read(&response, &data)) refused = Handle(response, data);
+  while (refused.ok() && call->transport->Read(&response, &data)) {
+    refused = Handle(response, data, call->transport->reads_on_gpu());
+  }
   return Hang(*call, refused);
 }
 
@@ -139,12 +141,12 @@ absl::Status StepStream::Adopt(const v1::AttachResponse& grant, v1::Open* open) 
   return absl::OkStatus();
 }
 
-absl::Status StepStream::Handle(const v1::TrainResponse& response, absl::Span<const std::byte> data) {
+absl::Status StepStream::Handle(const v1::TrainResponse& response, absl::Span<const std::byte> data, bool on_gpu) {
   switch (response.message_case()) {
     case v1::TrainResponse::kOpened:
       return OnOpened(response.opened());
     case v1::TrainResponse::kWeights:
-      return OnWeights(response.weights(), data);
+      return OnWeights(response.weights(), data, on_gpu);
     case v1::TrainResponse::kSmallWeights:
       return OnSmallWeights(response.small_weights());
     case v1::TrainResponse::kStepResult:
@@ -208,8 +210,8 @@ absl::Status StepStream::OnSmallWeights(const v1::SmallWeights& weights) {
   return absl::OkStatus();
 }
 
-absl::Status StepStream::OnWeights(const v1::Weights& weights, absl::Span<const std::byte> data) {
-  const bool intact = Crc32c(data) == weights.crc32c();
+absl::Status StepStream::OnWeights(const v1::Weights& weights, absl::Span<const std::byte> data, bool on_gpu) {
+  const bool intact = on_gpu || Crc32c(data) == weights.crc32c();
   Destination destination;
   std::shared_ptr<OpenStep> step;
   {
@@ -223,13 +225,14 @@ absl::Status StepStream::OnWeights(const v1::Weights& weights, absl::Span<const 
     }
     destination = bound_[weights.tensor()];
     step = step_;
-    if (data.size() <= kLandedInTurn) {
+    if (data.size() <= kLandedInTurn && !on_gpu) {
       const absl::Status landed = Land(weights, data, destination);
       if (landed.ok() && step_->Received(weights, data.size())) Progress();
       return landed;
     }
   }
-  if (auto s = Land(weights, data, destination); !s.ok()) return s;
+  const absl::Status landed = on_gpu ? LandFromGpu(weights, data, destination) : Land(weights, data, destination);
+  if (!landed.ok()) return landed;
   absl::MutexLock lock(&mu_);
   if (step == step_ && step_->Received(weights, data.size())) Progress();
   return absl::OkStatus();
@@ -250,6 +253,19 @@ absl::Status StepStream::Land(const v1::Weights& weights, absl::Span<const std::
   std::copy(weights.scales().begin(), weights.scales().end(),
             destination.scales + first / tensor.row_length - tensor.shard.begin / tensor.row_length);
   return absl::OkStatus();
+}
+
+absl::Status StepStream::LandFromGpu(const v1::Weights& weights, absl::Span<const std::byte> data,
+                                     const Destination& destination) const {
+  if (destination.weights == nullptr) return absl::OkStatus();
+  const WireTensor& tensor = tensors_[weights.tensor()];
+  if (!destination.as_served && weights.format() == tensor.landing()) {
+    const uint64_t at = tensors_.PieceOf(weights.tensor(), weights.chunk()).first - tensor.shard.begin;
+    return gpu_->Copy(destination.weights + at * tensor.landing_element_bytes(), data.data(), data.size());
+  }
+  std::vector<std::byte> codes(data.size());
+  if (auto s = gpu_->Copy(codes.data(), data.data(), data.size()); !s.ok()) return s;
+  return Land(weights, codes, destination);
 }
 
 absl::Status StepStream::OnResult(const v1::StepResult& result) {

@@ -100,17 +100,18 @@ void StepStream::WriteTurn() {
     writing_ = true;
     turn = MayHalfClose() ? HalfClose() : TakeTurn();
   }
-  const bool alive = Write(&turn);
+  const absl::StatusOr<bool> alive = Write(&turn);
+  if (!alive.ok()) return GiveTurnUp(alive.status());
   FreedChunks freed(&memory_);
   absl::MutexLock lock(&mu_);
-  EndTurn(alive);
+  EndTurn(*alive);
   for (v1::TrainRequest& request : turn.requests) {
     if (turn.step == step_) step_->Sent(&request);
     if (request.has_gradient()) freed.get()->chunks.push_back(std::move(*request.mutable_gradient()->mutable_data()));
   }
 }
 
-bool StepStream::Write(Turn* turn) {
+absl::StatusOr<bool> StepStream::Write(Turn* turn) {
   Transport& transport = *turn->call->transport;
   if (turn->requests.empty()) return transport.WritesDone();
   for (absl::Span<v1::TrainRequest> left = absl::MakeSpan(turn->requests); !left.empty();) {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "proto/checksum.h"
 
 #include "client/cpp/wire/tensor_table.h"
 
@@ -27,29 +28,64 @@ absl::Status FromFinishBody(const std::string& body) {
   return {static_cast<absl::StatusCode>(code), body.substr(sizeof code)};
 }
 
+template <class Hello>
+absl::StatusOr<Hello> HelloWith(const std::string& token) {
+  Hello hello;
+  if (token.size() != hello.token.size()) return absl::InternalError("the session's token has another size");
+  std::copy(token.begin(), token.end(), hello.token.begin());
+  return hello;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ShmTransport>> ShmTransport::Open(const std::string& path, const std::string& token,
-                                                                 double patience_s) {
-  ShmHello hello;
-  if (token.size() != hello.token.size()) return absl::InternalError("the session's token has another size");
-  std::copy(token.begin(), token.end(), hello.token.begin());
+                                                                 double patience_s, const std::shared_ptr<Gpu>& gpu,
+                                                                 std::string* why_host) {
+  if (gpu != nullptr) {
+    auto opened = OpenForGpu(path, token, patience_s, gpu, why_host);
+    if (opened.ok()) return opened;
+    *why_host = std::string(opened.status().message());  // the daemon may be an earlier one, or out of the GPU's reach
+  }
+  const auto hello = HelloWith<ShmHello>(token);
+  if (!hello.ok()) return hello.status();
   auto socket = ShmSocket::Connect(path);
   if (!socket.ok()) return socket.status();
-  auto segment = socket->Ask(hello, patience_s);
+  auto segment = socket->Ask(*hello, patience_s);
   if (!segment.ok()) return segment.status();
-  return std::unique_ptr<ShmTransport>(new ShmTransport(*std::move(socket), *std::move(segment)));
+  return std::unique_ptr<ShmTransport>(new ShmTransport(*std::move(socket), *std::move(segment), {.gpu = gpu}));
 }
 
-ShmTransport::ShmTransport(ShmSocket socket, std::shared_ptr<ShmSegment> segment)
+absl::StatusOr<std::unique_ptr<ShmTransport>> ShmTransport::OpenForGpu(const std::string& path,
+                                                                       const std::string& token, double patience_s,
+                                                                       const std::shared_ptr<Gpu>& gpu,
+                                                                       std::string* why_host) {
+  const auto hello = HelloWith<ShmGpuHello>(token);
+  if (!hello.ok()) return hello.status();
+  auto socket = ShmSocket::Connect(path);
+  if (!socket.ok()) return socket.status();
+  auto answer = socket->AskForGpu(*hello, patience_s);
+  if (!answer.ok()) return answer.status();
+  OnGpu on_gpu{.gpu = gpu};
+  if (answer->gpu_memory.fd() >= 0) {
+    auto memory = gpu->Import(answer->gpu_memory.fd(), GpuSlotBytes(answer->segment->shape()));
+    if (!memory.ok()) return memory.status();
+    on_gpu.memory = *std::move(memory);
+  }
+  *why_host = answer->why_none;
+  return std::unique_ptr<ShmTransport>(
+      new ShmTransport(*std::move(socket), std::move(answer->segment), std::move(on_gpu)));
+}
+
+ShmTransport::ShmTransport(ShmSocket socket, std::shared_ptr<ShmSegment> segment, OnGpu on_gpu)
     : socket_(std::move(socket)),
       segment_(std::move(segment)),
+      on_gpu_(std::move(on_gpu)),
       control_(segment_->control()),
       writer_(UpPipe(*segment_)),
-      lender_(GradientSlots(*segment_)),
+      lender_(GradientSlots(*segment_, on_gpu_.data())),
       room_(&control_.trainer_bell),
       reader_(DownPipe(*segment_), kMostBodyBytes),
-      borrower_(WeightSlots(*segment_)),
+      borrower_(WeightSlots(*segment_, on_gpu_.data())),
       news_(&control_.trainer_bell),
       pulse_(&control_.trainer_beats, &control_.daemon_beats) {}
 
@@ -74,6 +110,13 @@ std::optional<GradientRoom> ShmTransport::Reserve(uint64_t bytes, bool keep) {
   lender_.Lend(*slot);
   if (keep) lender_.Keep(*slot);
   return GradientRoom{.data = lender_.at(*slot).data(), .slot = *slot};
+}
+
+absl::StatusOr<uint32_t> ShmTransport::Fill(const GradientRoom& room, absl::Span<const std::byte> payload) {
+  const bool from_gpu = on_gpu_.gpu != nullptr && on_gpu_.gpu->Owns(payload.data());
+  if (on_gpu_.memory == nullptr && !from_gpu) return CopyCrc32c(room.data, payload);
+  if (auto s = on_gpu_.gpu->Copy(room.data, payload.data(), payload.size()); !s.ok()) return s;
+  return on_gpu_.memory != nullptr ? 0 : Crc32c({room.data, payload.size()});
 }
 
 bool ShmTransport::WriteAt(const GradientRoom& room, uint64_t bytes, const v1::TrainRequest& request) {

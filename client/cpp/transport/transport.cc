@@ -8,15 +8,22 @@
 
 namespace ballast {
 
-bool WriteThroughRoom(Transport* transport, const GradientRoom& room, v1::TrainRequest* request) {
+absl::StatusOr<uint32_t> Transport::Fill(const GradientRoom& room, absl::Span<const std::byte> payload) {
+  return CopyCrc32c(room.data, payload);
+}
+
+absl::StatusOr<bool> WriteThroughRoom(Transport* transport, const GradientRoom& room, v1::TrainRequest* request) {
   v1::Gradient* const gradient = request->mutable_gradient();
   std::string data;
   data.swap(*gradient->mutable_data());
-  const uint32_t crc = CopyCrc32c(room.data, BytesOf(data));
-  if (gradient->crc32c() == 0) gradient->set_crc32c(crc);
-  const bool alive = transport->WriteAt(room, data.size(), *request);
+  const absl::StatusOr<uint32_t> crc = transport->Fill(room, BytesOf(data));
+  bool alive = crc.ok();
+  if (alive) {
+    if (gradient->crc32c() == 0) gradient->set_crc32c(*crc);
+    alive = transport->WriteAt(room, data.size(), *request);
+  }
   data.swap(*gradient->mutable_data());
-  return alive;
+  return crc.ok() ? absl::StatusOr<bool>(alive) : crc.status();
 }
 
 }  // namespace ballast

@@ -10,13 +10,14 @@
 #include <optional>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 
 #include "ballast/v1/trainer.pb.h"
 
 namespace ballast {
 
-// Room for a gradient's payload, where the daemon reads it.
+// Room for a gradient's payload, where the daemon reads it; in the memory of a GPU, if that is the transport's.
 struct GradientRoom {
   std::byte* data = nullptr;
   uint32_t slot = 0;
@@ -42,6 +43,9 @@ class Transport {
   // None: none is free, and Write takes the gradient. One call at a time, with Release.
   virtual std::optional<GradientRoom> Reserve(uint64_t /*bytes*/, bool /*keep*/) { return std::nullopt; }
   virtual void Release(uint32_t /*slot*/) {}
+  // Copies a gradient's payload to the room, and returns its checksum; 0: it is not known, and not needed. INTERNAL: the
+  // trainer's GPU has failed.
+  virtual absl::StatusOr<uint32_t> Fill(const GradientRoom& room, absl::Span<const std::byte> payload);
   // As Write, of a gradient without data: that is in the room, so many bytes, and its checksum in the request.
   virtual bool WriteAt(const GradientRoom& /*room*/, uint64_t /*bytes*/, const v1::TrainRequest& /*request*/) {
     return false;
@@ -50,6 +54,10 @@ class Transport {
   virtual uint64_t slots_free() const { return kUnbounded; }
   // Waits for a response. *data: the payload of a Weights message, valid until the next Read.
   virtual bool Read(v1::TrainResponse* response, absl::Span<const std::byte>* data) = 0;
+  // Whether that payload is in the memory of a GPU; it has no checksum then.
+  virtual bool reads_on_gpu() const { return false; }
+  // Whether rooms are in the memory of a GPU. Any thread.
+  virtual bool on_gpu() const { return false; }
   // Whether the daemon's end is known to be gone, before a reader that sleeps has looked. Any thread.
   virtual bool HungUp() const { return false; }
   virtual void Cancel() = 0;
@@ -57,7 +65,7 @@ class Transport {
   virtual absl::Status Finish() = 0;
 };
 
-// As transport->Write of a gradient, by way of a room, where its payload is copied to.
-bool WriteThroughRoom(Transport* transport, const GradientRoom& room, v1::TrainRequest* request);
+// As transport->Write of a gradient, by way of a room, where its payload is copied to. An error as in Fill.
+absl::StatusOr<bool> WriteThroughRoom(Transport* transport, const GradientRoom& room, v1::TrainRequest* request);
 
 }  // namespace ballast

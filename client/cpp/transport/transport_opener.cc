@@ -5,7 +5,6 @@
 #include "absl/strings/str_cat.h"
 
 #include "client/cpp/transport/grpc_transport.h"
-#include "client/cpp/transport/shm_transport.h"
 
 namespace ballast {
 namespace {
@@ -16,11 +15,28 @@ constexpr double kFirstPatienceS = 10, kPatienceS = 0.5;
 
 }  // namespace
 
+absl::StatusOr<std::unique_ptr<ShmTransport>> TransportOpener::OpenShm(const v1::AttachResponse& grant) {
+  const double patience_s = std::exchange(asked_, true) ? kPatienceS : kFirstPatienceS;
+  const std::string &path = grant.shm_socket(), &token = grant.session_token();
+  std::string why_host;
+  auto transport = ShmTransport::Open(path, token, patience_s, gpu_, &why_host);
+  if (transport.ok() && !why_host.empty()) {
+    Tell(absl::StrCat("no GPU memory is shared with the daemon at ", connection_.server(), " (", why_host,
+                      "); using host memory"));
+  }
+  return transport;
+}
+
+void TransportOpener::Tell(std::string line) {
+  if (told_ == line) return;
+  connection_.Log(line);
+  told_ = std::move(line);
+}
+
 absl::StatusOr<std::unique_ptr<Transport>> TransportOpener::Open(const v1::AttachResponse& grant) {
   const bool offered = !grant.shm_socket().empty();
   if (wish_ != TransportChoice::kGrpc && offered) {
-    const double patience_s = std::exchange(asked_, true) ? kPatienceS : kFirstPatienceS;
-    auto transport = ShmTransport::Open(grant.shm_socket(), grant.session_token(), patience_s);
+    auto transport = OpenShm(grant);
     if (transport.ok()) return std::unique_ptr<Transport>(*std::move(transport));
     const std::string why(transport.status().message());
     if (wish_ == TransportChoice::kShm) {
@@ -28,10 +44,7 @@ absl::StatusOr<std::unique_ptr<Transport>> TransportOpener::Open(const v1::Attac
                                                  why,
                                                  "; run both on one host as one user, or choose the transport auto"));
     }
-    if (std::exchange(told_, why) != why) {
-      connection_.Log(
-          absl::StrCat("no shared memory with the daemon at ", connection_.server(), " (", why, "); using gRPC"));
-    }
+    Tell(absl::StrCat("no shared memory with the daemon at ", connection_.server(), " (", why, "); using gRPC"));
   }
   if (wish_ == TransportChoice::kShm) {
     return absl::FailedPreconditionError(absl::StrCat("the daemon at ", connection_.server(),

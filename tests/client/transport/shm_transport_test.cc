@@ -33,7 +33,7 @@ class ShmTransportTest : public ::testing::Test {
     });
     while (!made) {
       if (auto socket = listener.Accept(); socket.ok()) daemon_ = *std::move(socket);
-      if (daemon_.ReceiveHello().ok()) daemon_.Answer(grant, segment_->fd()).IgnoreError();
+      if (daemon_.ReceiveHello().ok()) daemon_.Answer(grant, {segment_->fd()}).IgnoreError();
     }
     trainer.join();
     unlink(path.c_str());
