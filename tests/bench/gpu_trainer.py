@@ -5,7 +5,8 @@
 
 FOLDER holds bin/ballastd (`deploy/setup.sh portable`). Two parts:
   checks   a small transformer, 20 steps each: gradients that are staged (ballast.gradient_staging) give the losses, to the bit,
-           of gradients that the trainer waits for; on a daemon on the GPU those of one on CPUs; overlap_forward, accumulation
+           of gradients that the trainer waits for; on a daemon on the GPU those of one on CPUs; through that GPU's memory those
+           that go through the host's; overlap_forward, accumulation
            and autocast with ballast.GradScaler end with the daemon's weights on the GPU, to the bit
   steps    a transformer in bf16 through Ballast, by each transport, with the daemon on the same GPU and on the host's CPUs,
            beside torch's fused AdamW on the GPU, whose weights are bf16 too, and fp32 under autocast: seconds of a step, of it until backward() returned, and the GPU memory of weights,
@@ -168,6 +169,12 @@ def checks(ballastd: Path, device: str, out) -> bool:
     well &= one & check({"check": "staged gives the losses of waited for"}, staged == waited, out)
     on_cpu, one = run("daemon on CPUs", "cpu")
     well &= one & check({"check": "a daemon on CPUs gives the losses of one on a GPU"}, staged == on_cpu, out)
+    if device == "cuda":
+        try:
+            through, one = run("in the GPU's memory", gpu, transport="gpu")
+            well &= one & check({"check": "the GPU's memory gives the losses of the host's"}, staged == through, out)
+        except Exception as error:  # the others are to run too
+            well &= check({"check": "in the GPU's memory", "error": f"{type(error).__name__}: {error}"}, False, out)
     for name, options in (
         ("grpc", {"transport": "grpc"}),
         ("accumulation", {"accumulation": 3}),
@@ -246,7 +253,13 @@ def time_all(ballastd: Path, options, out):
     began = time.monotonic()
     gpu = "cuda:0" if options.device == "cuda" else "cpu"
     for tokens in (16, 64) if not options.tiny else (1,):
-        for side in ("torch bf16", "torch fp32, autocast", "ballast shm", f"ballast shm{ON_CPUS}", "ballast grpc"):
+        ours = (
+            "ballast shm",
+            f"ballast shm{ON_CPUS}",
+            *(("ballast gpu",) if options.device == "cuda" else ()),
+            "ballast grpc",
+        )
+        for side in ("torch bf16", "torch fp32, autocast", *ours):
             if time.monotonic() - began > options.seconds:
                 print(json.dumps({"side": side, "tokens": tokens, "skipped": "no time left"}), file=out, flush=True)
                 continue

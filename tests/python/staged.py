@@ -30,10 +30,15 @@ class StandIn:
     def __init__(self) -> None:
         self.started: list[Started] = []
         self.rings: list[Tensor] = []
+        self.rings_there: list[Tensor] = []
 
     def pinned(self, nbytes: int) -> Tensor:
         self.rings.append(torch.zeros(nbytes, dtype=torch.uint8))
         return self.rings[-1]
+
+    def there(self, nbytes: int, gradient: Tensor) -> Tensor:
+        self.rings_there.append(torch.zeros(nbytes, dtype=torch.uint8))
+        return self.rings_there[-1]
 
     def start(self, source: Tensor, target: Tensor, shared: bool, queue: Any, number: int) -> Started:
         self.started.append(Started(source, target, shared, queue, number))
@@ -56,7 +61,8 @@ class StandIn:
 class Pushes:
     """A client whose queue pushes what has arrived at once. A wait for it makes one copy arrive."""
 
-    def __init__(self, copies: StandIn) -> None:
+    def __init__(self, copies: StandIn, shares_gpu: bool = False) -> None:
+        self.shares_gpu = shares_gpu
         self.all: list[tuple[int, Tensor]] = []
         self.error: Exception | None = None
         self._copies = copies
@@ -108,9 +114,9 @@ class Pushes:
         self._dropped.update(range(self._counted, len(self._put)))
 
 
-def staging_of(nbytes: int = 1 << 20) -> tuple[GradientStaging, StandIn, Any]:
+def staging_of(nbytes: int = 1 << 20, shares_gpu: bool = False) -> tuple[GradientStaging, StandIn, Any]:
     copies = StandIn()
-    client: Any = Pushes(copies)
+    client: Any = Pushes(copies, shares_gpu)
     return GradientStaging(client, nbytes, copies), copies, client
 
 

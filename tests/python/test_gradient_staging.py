@@ -47,6 +47,27 @@ def test_the_ring_holds_no_more_than_it_is_said_to_and_overwrites_nothing(seed: 
         assert torch.equal(values, gradient)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_where_a_gpu_is_shared_large_gradients_have_a_ring_there_and_the_order_stays(seed: int) -> None:
+    draw = random.Random(seed)
+    staging, copies, pushed = staging_of(64 << 10, shares_gpu=True)
+    sent = []
+    for index in range(200):
+        elements = draw.choice([draw.randint(1, 4096), draw.randint(4097, 12000)])  # of 4 bytes: to 16 KiB, and beyond
+        sent.append(numbered(index, elements))
+        staging.put(index, sent[-1])
+        ring = copies.rings_there[-1] if sent[-1].nbytes > 16 << 10 else copies.rings[-1]
+        begin, target = ring.data_ptr(), copies.started[-1].target.data_ptr()
+        assert begin <= target and target + sent[-1].nbytes <= begin + ring.nbytes
+        if draw.random() < 0.3:
+            copies.arrive(draw.randint(1, 4))
+    staging.flush()
+    assert len(copies.rings) == len(copies.rings_there) == 1
+    assert pushed.indices == list(range(200))
+    for (_, values), gradient in zip(pushed.all, sent, strict=True):
+        assert torch.equal(values, gradient)
+
+
 def test_a_gradient_larger_than_the_ring_gets_a_larger_one_after_all_before_it() -> None:
     staging, copies, pushed = staging_of(1024)
     staging.put(0, numbered(0))

@@ -59,6 +59,10 @@ class Client:
     def untag_version(self, run_id: str, name: str) -> None: ...
     def list_versions(self, run_id: str) -> dict[str, Any]: ...
     def rewind(self, run_id: str, to_step: int | None, steps_back: int | None, reason: str) -> dict[str, Any]: ...
+    @property
+    def shares_gpu(self) -> bool:
+        """Whether gradients of more than 16 KiB go to memory of the daemon's GPU, so that those in a GPU's pass by the host."""
+
     def attach(
         self,
         run_id: str,
@@ -70,9 +74,11 @@ class Client:
         join_timeout_s: float = 3600.0,
         shards: Sequence[tuple[int, int, bool] | None] | None = None,
         spec_sha256: str = "",
+        gpu: int | None = None,
     ) -> dict[str, Any]:
         """Gives back what this client holds of a rank before, unless a rewind has ended that, and attaches anew.
 
+        gpu: torch's cuda:N in whose memory gradients may lie that are pushed; see shares_gpu. Rejected: there is none.
         spec_sha256: of the spec that the caller goes by; Rejected if the run has another one. Empty: the last that this
         client created or amended the run with.
 

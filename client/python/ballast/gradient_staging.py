@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,6 +16,10 @@ from ballast.pending import WAIT_SLICE_S
 
 # Of the ring: so that a backward that is faster than the daemon need not wait for it soon.
 _MOST_BYTES = 256 << 20
+# Of that on the GPU, from where a gradient goes on at the speed of its memory.
+_MOST_BYTES_THERE = 64 << 20
+# A gradient that is no larger goes with others in one message, which is host memory.
+_SMALL_BYTES = 16 << 10
 _ALIGNMENT = 256
 
 
@@ -27,6 +31,18 @@ def room_of(nbytes: int) -> int:
 def is_staged(gradient: Tensor) -> bool:
     """Whether a gradient leaves its device by way of GradientStaging. Not from AMD's, which torch calls "cuda" too."""
     return gradient.is_cuda and torch.version.hip is None
+
+
+def gpu_of(parameters: Iterable[Tensor]) -> int:
+    """The number of the GPU that they are all on. Rejected if they are not on one, or on AMD's."""
+    devices = {parameter.device for parameter in parameters}
+    if len(devices) != 1 or not next(iter(devices)).type == "cuda" or torch.version.hip is not None:
+        found = ", ".join(sorted(str(device) for device in devices))
+        raise Rejected(
+            f"transport='gpu': all parameters must be on one GPU, NVIDIA's, and are on {found}; leave it out"
+        )
+    index: int | None = next(iter(devices)).index
+    return torch.cuda.current_device() if index is None else index
 
 
 def refuse_capture(gradient: Tensor) -> None:
@@ -64,6 +80,10 @@ class Copies(Protocol):
         """So many bytes of host memory that the GPU can write to, uint8."""
         ...
 
+    def there(self, nbytes: int, gradient: Tensor) -> Tensor:
+        """As many of the memory of the gradient's GPU."""
+        ...
+
     def start(self, source: Tensor, target: Tensor, shared: bool, queue: _core.PushQueue, number: int) -> Copy:
         """Copies `source`, once what was asked of its device before is done, to `target`, pinned; then the gradient of that
         number arrives in the queue. shared: somebody else may write to its memory, and what the current stream is asked later
@@ -83,6 +103,9 @@ class CudaCopies:
 
     def pinned(self, nbytes: int) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+
+    def there(self, nbytes: int, gradient: Tensor) -> Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8, device=gradient.device)
 
     def start(self, source: Tensor, target: Tensor, shared: bool, queue: _core.PushQueue, number: int) -> Copy:
         device = source.device
@@ -105,11 +128,20 @@ class CudaCopies:
             stream.synchronize()
 
 
+class _Ring:
+    """Memory through which gradients go, each behind the one before, around it."""
+
+    def __init__(self, nbytes: int):
+        self.nbytes = nbytes  # that it has, or will have
+        self.memory: Tensor | None = None
+
+
 @dataclass
 class _Staged:
-    """A gradient that may not be pushed yet: its number in the queue, where its bytes are in the ring, and the tensor that they
-    are copied from."""
+    """A gradient that may not be pushed yet: its number in the queue, in which ring its bytes are and where, and the tensor that
+    they are copied from."""
 
+    ring: _Ring
     number: int
     begin: int
     end: int
@@ -122,6 +154,8 @@ class GradientStaging:
     by a thread of _core.PushQueue. put() waits while there is no room in the ring, and raises what a push failed with. A
     gradient's memory on the GPU is held until a put() or flush() finds that its copy is done. One thread at a time.
 
+    Where the daemon shares a GPU's memory, gradients that are not small have a ring on the GPU instead, of at most 64 MiB.
+
     client: sends them. nbytes: of the ring, unless a gradient is larger; no more than 256 MiB. room_of() all gradients is
         enough for a step.
     """
@@ -130,9 +164,8 @@ class GradientStaging:
         self._client = client
         self._queue: _core.PushQueue | None = None
         self._copies = copies or CudaCopies()
-        self._nbytes = min(nbytes, _MOST_BYTES)
-        self._ring: Tensor | None = None
-        self._staged: deque[_Staged] = deque()  # in the order put, and so in the ring, around it
+        self._here, self._there = _Ring(min(nbytes, _MOST_BYTES)), _Ring(min(nbytes, _MOST_BYTES_THERE))
+        self._staged: deque[_Staged] = deque()  # in the order put, and so in each ring, around it
         self._dropping = False
 
     def before(self, act: Callable[..., None]) -> Callable[..., None]:
@@ -158,8 +191,9 @@ class GradientStaging:
             self._queue = self._client.push_queue()
         self._queue.await_pushed(0, 0)  # raises what failed
         self._let_go(self._queue)
-        begin = self._room_for(self._queue, gradient.nbytes)
-        staged = _Staged(self._queue.count_put(), begin, begin + room_of(gradient.nbytes), gradient)
+        ring = self._there if gradient.nbytes > _SMALL_BYTES and self._client.shares_gpu else self._here
+        begin = self._room_for(self._queue, ring, gradient)
+        staged = _Staged(ring, self._queue.count_put(), begin, begin + room_of(gradient.nbytes), gradient)
         try:  # where an interrupt comes between two of these, nothing stays that would be waited for or overwritten
             self._staged.append(staged)
             self._start(self._queue, index, gradient, staged)
@@ -171,8 +205,9 @@ class GradientStaging:
             raise
 
     def _start(self, queue: _core.PushQueue, index: int, gradient: Tensor, staged: _Staged) -> None:
-        assert self._ring is not None  # _room_for() made it
-        target = self._ring[staged.begin : staged.begin + gradient.nbytes].view(gradient.dtype).view(gradient.shape)
+        memory = staged.ring.memory
+        assert memory is not None  # _room_for() made it
+        target = memory[staged.begin : staged.begin + gradient.nbytes].view(gradient.dtype).view(gradient.shape)
         queue.put(index, target.data_ptr(), gradient.nbytes)
         staged.copy = self._copies.start(gradient, target, _has_other_owners(gradient), queue, staged.number)
 
@@ -217,15 +252,20 @@ class GradientStaging:
                 self._staged[0].copy.query()
         self._let_go(queue)
 
-    def _room_for(self, queue: _core.PushQueue, nbytes: int) -> int:
-        """The first of so many bytes that nobody uses."""
-        if self._ring is None or nbytes > self._ring.nbytes:
+    def _room_for(self, queue: _core.PushQueue, ring: _Ring, gradient: Tensor) -> int:
+        """The first of so many bytes of the ring that nobody uses."""
+        nbytes = gradient.nbytes
+        if ring.memory is None or nbytes > ring.nbytes:
             self.flush()
-            self._ring = self._copies.pinned(room_of(max(nbytes, self._nbytes)))
-        while self._staged:
-            tail, head, size = self._staged[0].begin, self._staged[-1].end, self._ring.nbytes
+            ring.nbytes = room_of(max(nbytes, ring.nbytes))
+            ring.memory = (
+                self._copies.there(ring.nbytes, gradient) if ring is self._there else self._copies.pinned(ring.nbytes)
+            )
+        while first := next((staged for staged in self._staged if staged.ring is ring), None):
+            last = next(staged for staged in reversed(self._staged) if staged.ring is ring)
+            tail, head = first.begin, last.end
             if head > tail:  # in use: [tail, head)
-                if head + nbytes <= size:
+                if head + nbytes <= ring.nbytes:
                     return head
                 if nbytes <= tail:
                     return 0

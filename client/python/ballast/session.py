@@ -19,7 +19,7 @@ from ballast.changed_weights import ChangedWeights
 from ballast.clipping import Clipping
 from ballast.conversion_losses import ConversionLosses
 from ballast.errors import Rejected, RunRewound
-from ballast.gradient_staging import GradientStaging, room_of
+from ballast.gradient_staging import GradientStaging, gpu_of, room_of
 from ballast.micro_batches import MicroBatches
 from ballast.moments import Moments
 from ballast.pending import WAIT_SLICE_S, fields_of
@@ -57,6 +57,7 @@ class Session(Amending):
         self._bindings = bind_all(description.tensors, description.formats, description.error_feedback)
         for binding, known in zip(self._bindings, past._bindings if past else []):
             binding.go_on_from(known)
+        self._gpu = gpu_of(binding.parameter for binding in self._bindings) if rank.transport == "gpu" else None
         self._by_id = {id(binding.parameter): binding for binding in self._bindings}
         self.trained = self._by_id.keys()
         self._changes = ChangedWeights(self._run, description.changed_weights, self._bindings)
@@ -83,10 +84,11 @@ class Session(Amending):
         sharded = self.description.sharded
         shards = [None if b.shard is None else b.shard.wire for b in self._bindings] if sharded else None
         wait_s, join_s, spec = _LEASE_WAIT_S, rank.join_timeout, self._spec_sha256
+        transport = rank.transport if self._gpu is None else "shm"
         self._attached = False
         try:
             attached = client.attach(
-                rank.run, rank.number, rank.world, rank.takeover, wait_s, rank.transport, join_s, shards, spec
+                rank.run, rank.number, rank.world, rank.takeover, wait_s, transport, join_s, shards, spec, self._gpu
             )
         except Rejected as error:
             refuse_amended(error, client, rank, self._spec_sha256)

@@ -46,7 +46,7 @@ Shards MakeShards(const ShardTuples& tuples) {
 
 nb::dict Attach(const PyClient& self, const std::string& run_id, uint32_t rank, uint32_t world, bool takeover,
                 double wait_s, const std::string& transport, double join_timeout_s, const ShardTuples& shards,
-                const std::string& spec_sha256) {
+                const std::string& spec_sha256, std::optional<int> gpu) {
   const TransportChoice wish = transport == "grpc"  ? TransportChoice::kGrpc
                                : transport == "shm" ? TransportChoice::kShm
                                                     : TransportChoice::kAuto;
@@ -55,6 +55,7 @@ nb::dict Attach(const PyClient& self, const std::string& run_id, uint32_t rank, 
   options.join_timeout_s = join_timeout_s;
   options.shards = MakeShards(shards);
   options.spec_sha256 = spec_sha256;
+  options.gpu = gpu;
   const auto attach = [options](Client& client) {
     // What this process holds of an attachment whose answer Ctrl-C has kept from it is nothing. A rewind has ended its own, and
     // Attach is to know of it.
@@ -258,8 +259,9 @@ void BindTrainer(nb::class_<PyClient>& client) {
   client
       .def("attach", &Attach, arg("run_id"), arg("rank"), arg("world"), arg("takeover"), arg("wait_s"),
            arg("transport") = "auto", arg("join_timeout_s") = AttachOptions().join_timeout_s,
-           arg("shards").none() = nb::none(), arg("spec_sha256") = "")
+           arg("shards").none() = nb::none(), arg("spec_sha256") = "", arg("gpu").none() = nb::none())
       .def_prop_ro("step", &Step)
+      .def_prop_ro("shares_gpu", [](const PyClient& self) { return self.Get()->shares_gpu(); })
       .def("check_status", &CheckStatus)
       .def_prop_ro("moved", [](const PyClient& self) { return self.moved().load(); })
       .def("load_weights", &LoadWeights, arg("slots"), arg("updates") = std::map<uint32_t, uint64_t>(),
