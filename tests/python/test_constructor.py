@@ -120,7 +120,6 @@ def test_a_dtensor_and_an_fsdp_parameter_are_refused(adamw: AdamW) -> None:
         {"rounding": "up"},
         {"weights": "theirs"},
         {"transport": "tcp"},
-        {"transport": "gpu"},
         {"join_timeout": -1.0},
         {"join_timeout": "long"},
     ],

@@ -68,6 +68,19 @@ def test_where_a_gpu_is_shared_large_gradients_have_a_ring_there_and_the_order_s
         assert torch.equal(values, gradient)
 
 
+def test_a_model_that_is_not_on_one_gpu_cannot_use_its_memory(admin: ballast._core.Client, run: str) -> None:
+    parameter = torch.nn.Parameter(torch.ones(4))
+    optimizer = ballast.AdamW([("w", parameter)], server=admin.server, run=run, transport="gpu")
+    with pytest.raises(ballast.Rejected, match="transport='gpu': all parameters must be on one GPU.*are on cpu"):
+        optimizer.connect()
+    assert run not in [status["run_id"] for status in admin.list_runs()["runs"]]
+
+
+def test_a_gpu_that_is_not_there_is_named(admin: ballast._core.Client, run: str) -> None:
+    with pytest.raises(ballast.Rejected, match=r"cuda:999|libcuda\.so\.1"):
+        admin.attach(run, 0, 1, False, 0.0, gpu=999)
+
+
 def test_a_gradient_larger_than_the_ring_gets_a_larger_one_after_all_before_it() -> None:
     staging, copies, pushed = staging_of(1024)
     staging.put(0, numbered(0))
