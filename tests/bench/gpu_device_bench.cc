@@ -176,7 +176,10 @@ class Bench {
     for (const kernels::Kernel& kernel : kernels::Kernels()) {
       if (kernel.fit != nullptr) continue;  // its bits are a library's
       if (!TimeIsLeft(0.5) || Failed(gpu.failure())) break;
-      const testing::TrainOutcome wanted = testing::TrainOn(&cpu, kernel), got = testing::TrainOn(gpu.device(), kernel);
+      const bool there = compared % 2 == 1;  // sums in the GPU's memory
+      const testing::TrainOutcome wanted = testing::TrainOn(&cpu, kernel, &testing::Model::BroughtStep);
+      const testing::TrainOutcome got =
+          testing::TrainOn(gpu.device(), kernel, there ? &testing::Model::ThereStep : &testing::Model::BroughtStep);
       ++compared;
       pieces += wanted.served.size();
       statistics += wanted.statistics.size();

@@ -129,6 +129,16 @@ class Model {
   void BroughtStep(uint64_t t) {
     for (size_t i = 0; i < sizes_.size(); ++i) UpdateBySums(i, t, MakeParts(i, t));
   }
+  // Likewise, but made by the device in memory of its own, where the update finds them.
+  void ThereStep(uint64_t t) {
+    for (size_t i = 0; i < sizes_.size(); ++i) {
+      for (SumTask& part : MakeParts(i, t)) {
+        part.on_device = true;
+        SubmitSum(i, std::move(part));
+      }
+      UpdateOne(i, t, /*measured=*/true);
+    }
+  }
   // Likewise, but they wait when the update comes, among others'.
   void WaitingStep(uint64_t t) {
     Held([&] {

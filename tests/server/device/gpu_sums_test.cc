@@ -78,6 +78,16 @@ TEST_F(GpuSumsTest, AnUpdateOfThemGivesTheCpusBits) {
   }
 }
 
+TEST_F(GpuSumsTest, EveryKindOfUpdateGivesTheCpusBits) {
+  for (const char* rule : {"adamw", "stable_adamw", "lion", "muon"}) {
+    const kernels::Kernel& kernel = testing::KernelOfRule(rule);
+    EXPECT_EQ(testing::WhatDiffers(testing::TrainOn(&cpu_, kernel, &Model::BroughtStep),
+                                   testing::TrainOn(&gpu_, kernel, &Model::ThereStep)),
+              "")
+        << rule;
+  }
+}
+
 // What a measure says of one gradient of so many elements, which these make of `terms`.
 class Measured {
  public:
