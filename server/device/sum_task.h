@@ -41,8 +41,9 @@ inline absl::Span<std::byte> PlaceOf(const SumTask& task) {
   return {task.to, task.elements * (task.adds ? sizeof(float) : WireBytes(task.format))};
 }
 
-// Does elements [begin, end) of the part, where it and its terms are in host memory. Each element's bits are a function of its own terms, so that threads may
-// share a task. Terms are taken side by side, a tile at a time, so that the sum stays in the nearest cache.
+// Does elements [begin, end) of the part, where it and its terms are in host memory. Each element's bits are a function of
+// its own terms, so that threads may share a task. Terms are taken side by side, a tile at a time, so that the sum stays in
+// the nearest cache.
 void RunSum(const SumTask& task, uint64_t begin, uint64_t end);
 
 }  // namespace ballast

@@ -1,6 +1,7 @@
 // The transport to a daemon on the same host: gradients are copied into slots of the shared segment, and weights are
-// read from theirs. Where the trainer's GPU reaches the daemon's, the slots are in the memory of that. See transport.h, and proto/shm/segment.h for what is shared. The daemon is trusted as much as its
-// gRPC port is; what it writes is checked all the same, so that a broken daemon ends the stream and not the trainer.
+// read from theirs. Where the trainer's GPU reaches the daemon's, the slots are in the memory of that. See transport.h,
+// and proto/shm/segment.h for what is shared. The daemon is trusted as much as its gRPC port is; what it writes is
+// checked all the same, so that a broken daemon ends the stream and not the trainer.
 #pragma once
 
 #include <atomic>
