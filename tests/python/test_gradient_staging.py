@@ -81,6 +81,27 @@ def test_a_gpu_that_is_not_there_is_named(admin: ballast._core.Client, run: str)
         admin.attach(run, 0, 1, False, 0.0, gpu=999)
 
 
+@pytest.mark.parametrize("shares_gpu", [False, True])
+def test_a_ring_for_which_there_is_no_memory_can_be_asked_for_again(
+    shares_gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staging, copies, pushed = staging_of(32 << 10, shares_gpu)
+    staging.put(0, numbered(0, 5000))
+
+    def refuse(*_: Any) -> Tensor:
+        raise torch.cuda.OutOfMemoryError("full")
+
+    with monkeypatch.context() as full:
+        full.setattr(copies, "there" if shares_gpu else "pinned", refuse)
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            staging.put(1, numbered(1, 10000))
+    for index in (1, 2):
+        staging.put(index, numbered(index, 10000))
+    staging.flush()
+    assert pushed.indices == [0, 1, 2]
+    assert [len(ring) for ring in copies.rings_there + copies.rings] == [32 << 10, 40192]
+
+
 def test_a_gradient_larger_than_the_ring_gets_a_larger_one_after_all_before_it() -> None:
     staging, copies, pushed = staging_of(1024)
     staging.put(0, numbered(0))

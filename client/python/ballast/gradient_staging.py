@@ -257,10 +257,9 @@ class GradientStaging:
         nbytes = gradient.nbytes
         if ring.memory is None or nbytes > ring.nbytes:
             self.flush()
-            ring.nbytes = room_of(max(nbytes, ring.nbytes))
-            ring.memory = (
-                self._copies.there(ring.nbytes, gradient) if ring is self._there else self._copies.pinned(ring.nbytes)
-            )
+            room = room_of(max(nbytes, ring.nbytes))  # the ring's once it is there: memory may run short
+            ring.memory = self._copies.there(room, gradient) if ring is self._there else self._copies.pinned(room)
+            ring.nbytes = room
         while first := next((staged for staged in self._staged if staged.ring is ring), None):
             last = next(staged for staged in reversed(self._staged) if staged.ring is ring)
             tail, head = first.begin, last.end
