@@ -77,8 +77,9 @@ void RankOutbox::Encode() {
   while (!tensors_.empty() && !held_) {
     const bool small = IsSentSmall(environment_.spec->tensors[tensors_.front().tensor]);
     std::vector<Buffer*>& free = small ? free_small_ : free_large_;
-    const bool in_message = small || (stream_->on_device() && NextIsCut());
-    if (free.empty() || !stream_->Lend(&free.back()->piece, in_message)) return;
+    if (free.empty()) return;
+    const bool in_message = stream_->on_device() && NextIsCut();  // the host cuts it
+    if (!in_message && !stream_->Lend(&free.back()->piece, small)) return;
     Buffer* const buffer = free.back();
     free.pop_back();
     buffer->stream = stream_;

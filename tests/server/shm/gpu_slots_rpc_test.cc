@@ -5,9 +5,13 @@
 #include <unistd.h>
 
 #include <memory>
+#include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "proto/checksum.h"
 
 #include "server/shm/shm_shape.h"
 #include "tests/eventually.h"
@@ -18,6 +22,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Pair;
 
 // The fake GPU's memory as the trainer's GPU would see it.
 class Mapped {
@@ -48,17 +53,23 @@ class GpuSlotsRpcTest : public ShmRpcTest {
     EXPECT_SOON(AskAgain(&raw).code(), absl::StatusCode::kOk);
     return raw;
   }
+  // *socket: over which the answer came; the stream ends with it.
+  static absl::StatusOr<ShmSocket::GpuAnswer> AskForGpu(const Raw& raw, ShmSocket* socket) {
+    auto connected = ShmSocket::Connect(raw.grant.shm_socket());
+    if (!connected.ok()) return connected.status();
+    *socket = *std::move(connected);
+    ShmGpuHello hello;
+    raw.grant.session_token().copy(hello.token.data(), hello.token.size());
+    return socket->AskForGpu(hello, 10);
+  }
   // Another segment of the session, with slots on the GPU.
   absl::Status AskAgain(OnGpu* raw) {
-    auto socket = ShmSocket::Connect(raw->grant.shm_socket());
-    if (!socket.ok()) return socket.status();
-    ShmGpuHello hello;
-    raw->grant.session_token().copy(hello.token.data(), hello.token.size());
-    auto answer = socket->AskForGpu(hello, 10);
+    ShmSocket socket;
+    auto answer = AskForGpu(*raw, &socket);
     if (!answer.ok()) return answer.status();
     EXPECT_EQ(answer->why_none, "");
     raw->memory = std::make_unique<Mapped>(answer->gpu_memory.fd(), GpuSlotBytes(answer->segment->shape()));
-    raw->trainer = std::make_unique<RawTrainer>(*std::move(socket), std::move(answer->segment), raw->memory->at());
+    raw->trainer = std::make_unique<RawTrainer>(std::move(socket), std::move(answer->segment), raw->memory->at());
     raw->trainer->Open(raw->grant.session_token());
     return absl::OkStatus();
   }
@@ -81,6 +92,39 @@ TEST_F(GpuSlotsRpcTest, ASlotThatIsNotThereEndsTheStreamAndNothingElse) {
   EXPECT_THAT(std::string(raw.trainer->Finish().message()), HasSubstr("slot 100000"));
   EXPECT_SOON(AskAgain(&raw).code(), absl::StatusCode::kOk);
   ExpectStep(&raw, 1, /*checksums=*/false);
+}
+
+// The host cannot read a slot there, and so cuts no weights in it.
+TEST_F(GpuSlotsRpcTest, WeightsThatAreCutComeInTheRecord) {
+  OnGpu raw{StartRaw(SmallSpec()), nullptr};
+  raw.trainer->HangUp();
+  v1::AttachRequest request;
+  request.set_run_id("r1");
+  request.set_takeover(true);
+  v1::TensorCoverage* const coverage = request.add_coverage();  // of tensor 0, of 30,000 elements
+  coverage->add_contributes()->set_end(30'000);
+  coverage->add_receives()->set_end(10'000);
+  const grpc::Status attached = Attach(request, &raw.grant);
+  ASSERT_TRUE(attached.ok()) << attached.error_message();
+  EXPECT_SOON(AskAgain(&raw).code(), absl::StatusCode::kOk);
+  SendStep(&raw, 1);
+  std::vector<std::pair<uint64_t, uint64_t>> in_slots, in_records;  // chunks of tensor 0, and their bytes
+  ShmRecord record;
+  for (v1::TrainResponse response; !response.has_step_result() && raw.trainer->Next(&record);) {
+    ASSERT_TRUE(response.ParseFromString(raw.trainer->body()));
+    const v1::Weights& weights = response.weights();
+    if (record.slot != ShmRecord::kNoSlot) {
+      if (weights.tensor() == 0) in_slots.push_back({weights.chunk(), record.payload_bytes});
+      ASSERT_TRUE(raw.trainer->borrower.Borrow(record.slot, record.payload_bytes).ok());
+      raw.trainer->GiveBack(record);
+    } else if (response.has_weights()) {
+      in_records.push_back({weights.chunk(), weights.data().size()});
+      EXPECT_EQ(weights.crc32c(), Crc32c(std::as_bytes(std::span(weights.data()))));
+    }
+  }
+  const uint64_t bytes = WireBytes(raw.spec.tensors[0].serving_format);
+  EXPECT_THAT(in_slots, ElementsAre(Pair(0, 4096 * bytes), Pair(1, 4096 * bytes)));
+  EXPECT_THAT(in_records, ElementsAre(Pair(2, (10'000 - 2 * 4096) * bytes)));
 }
 
 }  // namespace

@@ -109,10 +109,13 @@ class RawTrainer {
       const auto bytes = borrower.Borrow(record.slot, record.payload_bytes).value();
       response.mutable_weights()->set_data(bytes.data(), bytes.size());
       Take(response.weights(), &answer);
-      borrower.GiveBack(record.slot);
-      if (segment->control().weights_out.TakeDown()) Ring();
+      GiveBack(record);
     }
     return answer;
+  }
+  void GiveBack(const ShmRecord& record) {
+    borrower.GiveBack(record.slot);
+    if (segment->control().weights_out.TakeDown()) Ring();
   }
   void HangUp() { socket_ = ShmSocket(); }
 
@@ -169,6 +172,13 @@ class ShmRpcTest : public RpcTest {
   }
   // checksums: of weights, as all have that are not on a GPU.
   void ExpectStep(Raw* raw, uint64_t step, bool checksums = true) {
+    SendStep(raw, step);
+    const StepAnswer answer = raw->trainer->Step();
+    ASSERT_TRUE(answer.result);
+    EXPECT_TRUE(answer.checksums_right || !checksums);
+    for (uint32_t i = 0; i < raw->spec.tensors.size(); ++i) EXPECT_TRUE(Equal(answer, *raw->reference, i)) << i;
+  }
+  static void SendStep(Raw* raw, uint64_t step) {
     raw->trainer->Begin(step);
     for (uint32_t i = 0; i < raw->spec.tensors.size(); ++i) {
       const std::string gradient = Gradient(raw->spec, i, step);
@@ -179,10 +189,6 @@ class ShmRpcTest : public RpcTest {
       raw->reference->Update(i, step, gradient);
     }
     raw->trainer->End();
-    const StepAnswer answer = raw->trainer->Step();
-    ASSERT_TRUE(answer.result);
-    EXPECT_TRUE(answer.checksums_right || !checksums);
-    for (uint32_t i = 0; i < raw->spec.tensors.size(); ++i) EXPECT_TRUE(Equal(answer, *raw->reference, i)) << i;
   }
 };
 
