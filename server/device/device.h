@@ -198,7 +198,8 @@ class Device {
   virtual uint64_t memory_bytes() const = 0;    // in all
   virtual bool on_host() const = 0;             // its memory is the host's: kAside is part of it
   virtual uint64_t allocated_bytes() const = 0;
-  virtual double busy_s() const = 0;  // for how long the task in hand has been running; 0 when idle
+  virtual uint64_t shared_bytes() const { return 0; }  // of those, what is exported
+  virtual double busy_s() const = 0;                   // for how long the task in hand has been running; 0 when idle
   // What the bits of updates by a kernel over matrices depend on: library, version and kind of processor. FAILED_PRECONDITION
   // says why it can do none.
   virtual absl::StatusOr<std::string> MatrixProducts() = 0;

@@ -86,7 +86,7 @@ absl::StatusOr<std::vector<std::unique_ptr<Device>>> OpenDevices(const Config& c
 }
 
 uint64_t DevicePool::State::free_bytes() const {
-  return failure.ok() ? limit_bytes - std::min(limit_bytes, reserved_bytes()) : 0;
+  return failure.ok() ? limit_bytes - std::min(limit_bytes, reserved_bytes() + shared_bytes) : 0;
 }
 
 DevicePool::DevicePool(std::vector<std::unique_ptr<Device>> devices, uint64_t limit_bytes)
@@ -101,7 +101,9 @@ DevicePool::DevicePool(std::vector<std::unique_ptr<Device>> devices, uint64_t li
 
 std::vector<DevicePool::State> DevicePool::Read() const {
   absl::MutexLock lock(&mu_);
-  return states_;
+  std::vector<State> states = states_;
+  for (size_t i = 0; i < states.size(); ++i) states[i].shared_bytes = devices_[i]->shared_bytes();
+  return states;
 }
 
 std::vector<uint64_t> DevicePool::FreeBytes() const {

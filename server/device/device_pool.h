@@ -42,6 +42,7 @@ class DevicePool {
     uint64_t limit_bytes = 0;
     bool on_host = true;  // else snapshots and client_state are not on the device
     PlanBytes reserved = {};
+    uint64_t shared_bytes = 0;  // Device::shared_bytes, beyond what plans count
     absl::Status failure = absl::OkStatus();
 
     uint64_t reserved_bytes() const { return on_host ? reserved.total() : reserved.on_device(); }

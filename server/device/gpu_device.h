@@ -59,6 +59,7 @@ class GpuDevice final : public Device {
   uint64_t memory_bytes() const override { return gpu_->memory_bytes(); }
   bool on_host() const override { return false; }
   uint64_t allocated_bytes() const override { return allocated_.load(std::memory_order_relaxed); }
+  uint64_t shared_bytes() const override { return shared_.load(std::memory_order_relaxed); }
   double busy_s() const override;
   absl::StatusOr<std::string> MatrixProducts() override { return gpu_->MatrixProducts(); }
   void Watch(Watcher watcher) override;
@@ -91,7 +92,7 @@ class GpuDevice final : public Device {
   void Fail(const absl::Status& why);
 
   const std::unique_ptr<GpuDriver> gpu_;
-  std::atomic<uint64_t> allocated_ = 0;
+  std::atomic<uint64_t> allocated_ = 0, shared_ = 0;
 
   struct Pinned {
     std::byte* twin = nullptr;  // none: kAside

@@ -82,10 +82,14 @@ void GpuDevice::CopyOut(const GpuStaging& staging) {
 class GpuDevice::Shared final : public SharedMemory {
  public:
   Shared(GpuDevice* device, const GpuDriver::Shared& memory) : device_(device), memory_(memory) {
-    device_->allocated_.fetch_add(memory_.bytes, std::memory_order_relaxed);
+    for (auto* bytes : {&device_->allocated_, &device_->shared_}) {
+      bytes->fetch_add(memory_.bytes, std::memory_order_relaxed);
+    }
   }
   ~Shared() override {
-    device_->allocated_.fetch_sub(memory_.bytes, std::memory_order_relaxed);
+    for (auto* bytes : {&device_->allocated_, &device_->shared_}) {
+      bytes->fetch_sub(memory_.bytes, std::memory_order_relaxed);
+    }
     device_->gpu_->FreeShared(memory_);
   }
   std::byte* data() const override { return memory_.data; }

@@ -9,14 +9,12 @@
 namespace ballast {
 namespace {
 
-// What the runs' plans count, or what they and earlier slots have taken.
+// Beside what the runs' plans count, and earlier slots have taken.
 absl::Status CheckRoom(const DevicePool& devices, size_t device, uint64_t bytes) {
   const DevicePool::State state = devices.Read()[device];
-  const uint64_t taken = std::max(state.reserved_bytes(), devices.at(device)->allocated_bytes());
-  if (taken <= state.limit_bytes && bytes <= state.limit_bytes - taken) return absl::OkStatus();
+  if (bytes <= state.free_bytes()) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat("they take ", bytes, " bytes of ", state.label, ", of which ",
-                                                   state.limit_bytes - std::min(taken, state.limit_bytes),
-                                                   " of memory_limit are free"));
+                                                   state.free_bytes(), " of memory_limit are free"));
 }
 
 }  // namespace

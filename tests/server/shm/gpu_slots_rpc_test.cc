@@ -127,5 +127,33 @@ TEST_F(GpuSlotsRpcTest, WeightsThatAreCutComeInTheRecord) {
   EXPECT_THAT(in_records, ElementsAre(Pair(2, (10'000 - 2 * 4096) * bytes)));
 }
 
+// What memory_limit leaves beside what runs take of the GPU: not of the host, as gradients and snapshots.
+TEST_F(GpuSlotsRpcTest, SlotsCountAgainstMemoryLimitAndTheHostsMemoryDoesNot) {
+  v1::RunSpec wire_spec = SmallSpec();
+  wire_spec.mutable_rewind()->set_snapshots(4);
+  Config config = config_;
+  const RunSpec spec = ToRunSpec(wire_spec, config.limits).value();
+  const Plan plan = MakePlan(spec);
+  const uint64_t slots = GpuSlotBytes(GpuShapeOf(spec, plan));
+  for (const uint64_t lacks : {1, 0}) {
+    config.memory_limit = plan.bytes.on_device() + slots - lacks;
+    server_.reset();
+    StartServer(config);
+    const Raw raw = StartRaw(wire_spec);
+    raw.trainer->HangUp();
+    ShmSocket socket;
+    const auto answer = AskForGpu(raw, &socket);
+    ASSERT_TRUE(answer.ok()) << answer.status();
+    EXPECT_EQ(answer->gpu_memory.fd() >= 0, lacks == 0) << answer->why_none;
+    if (lacks != 0) {
+      EXPECT_THAT(answer->why_none, HasSubstr(absl::StrCat(slots - 1, " of memory_limit are free")));
+      continue;
+    }
+    wire_spec.set_run_id("r2");
+    EXPECT_THAT(std::string(CreateRun(wire_spec).status().message()),
+                HasSubstr(absl::StrCat("0 of ", config.memory_limit, " free")));
+  }
+}
+
 }  // namespace
 }  // namespace ballast::testing
