@@ -134,6 +134,7 @@ class StepStream {
   // on_gpu: `data` is in the memory of a GPU, and has no checksum.
   absl::Status OnWeights(const v1::Weights& weights, absl::Span<const std::byte> data, bool on_gpu = false);
   absl::Status Land(const v1::Weights& weights, absl::Span<const std::byte> data, const Destination& destination) const;
+  void LandScales(const v1::Weights& weights, const Destination& destination) const;
   // From the GPU, without a detour through other memory where nothing is to be decoded.
   absl::Status LandFromGpu(const v1::Weights& weights, absl::Span<const std::byte> data,
                            const Destination& destination) const;

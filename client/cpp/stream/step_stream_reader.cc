@@ -11,12 +11,10 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "proto/bitmap.h"
-#include "proto/checksum.h"
 #include "proto/session_over.h"
 
 #include "client/cpp/stream/session.h"
 #include "client/cpp/stream/step_stream.h"
-#include "client/cpp/stream/weight_transfer.h"
 #include "client/cpp/transport/retry.h"
 
 namespace ballast {
@@ -24,9 +22,6 @@ namespace {
 
 // For a session's digests the daemon makes a pass over all weights.
 constexpr absl::Duration kDigestTimeout = absl::Seconds(120);
-
-// Weights that are copied as fast as the lock is taken a second time.
-constexpr size_t kLandedInTurn = 16 << 10;
 
 // Whether asking again may help.
 bool MayPass(const absl::Status& status) { return IsLost(status) || RetryAfter(status); }
@@ -188,84 +183,6 @@ absl::Status StepStream::OnOpened(const v1::Opened& opened) {
   }
   connection_.Log(line);
   return absl::OkStatus();
-}
-
-absl::Status StepStream::OnSmallWeights(const v1::SmallWeights& weights) {
-  absl::Span<const std::byte> left = BytesOf(weights.data());
-  v1::Weights one;
-  one.set_step(weights.step());
-  one.set_last(true);
-  for (int i = 0; i < weights.tensors_size(); ++i) {
-    const bool whole = i < weights.sizes_size() && i < weights.crc32c_size() && weights.sizes(i) <= left.size();
-    if (!whole || weights.tensors(i) >= tensors_.size()) {
-      return absl::InternalError(absl::StrCat("the daemon sent small weights in step ", weights.step(), ", the ", i,
-                                              "th of tensor ", weights.tensors(i), ", without their bytes"));
-    }
-    one.set_tensor(weights.tensors(i));
-    one.set_format(tensors_[weights.tensors(i)].serving);
-    one.set_crc32c(weights.crc32c(i));
-    if (auto s = OnWeights(one, left.first(weights.sizes(i))); !s.ok()) return s;
-    left.remove_prefix(weights.sizes(i));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status StepStream::OnWeights(const v1::Weights& weights, absl::Span<const std::byte> data, bool on_gpu) {
-  const bool intact = on_gpu || Crc32c(data) == weights.crc32c();
-  Destination destination;
-  std::shared_ptr<OpenStep> step;
-  {
-    absl::MutexLock lock(&mu_);
-    if (!step_ || step_->number() != weights.step()) return absl::OkStatus();  // repeated of a step that is over here
-    if (auto s = step_->CheckWeights(weights, data.size()); !s.ok()) return s;
-    if (!intact) {
-      return absl::DataLossError(absl::StrCat("weights of ", tensors_.Name(weights.tensor()), " in step ",
-                                              weights.step(), " arrived damaged (chunk ", weights.chunk(),
-                                              ", checksum differs)"));
-    }
-    destination = bound_[weights.tensor()];
-    step = step_;
-    if (data.size() <= kLandedInTurn && !on_gpu) {
-      const absl::Status landed = Land(weights, data, destination);
-      if (landed.ok() && step_->Received(weights, data.size())) Progress();
-      return landed;
-    }
-  }
-  const absl::Status landed = on_gpu ? LandFromGpu(weights, data, destination) : Land(weights, data, destination);
-  if (!landed.ok()) return landed;
-  absl::MutexLock lock(&mu_);
-  if (step == step_ && step_->Received(weights, data.size())) Progress();
-  return absl::OkStatus();
-}
-
-absl::Status StepStream::Land(const v1::Weights& weights, absl::Span<const std::byte> data,
-                              const Destination& destination) const {
-  if (destination.weights == nullptr) return absl::OkStatus();
-  const WireTensor& tensor = tensors_[weights.tensor()];
-  const uint64_t first = tensors_.PieceOf(weights.tensor(), weights.chunk()).first;
-  const uint64_t at = first - tensor.shard.begin;
-  if (!destination.as_served) {
-    return Decode({.first = first, .format = weights.format(), .codes = data, .scales = weights.scales()}, tensor,
-                  destination.weights + at * tensor.landing_element_bytes());
-  }
-  std::copy(data.begin(), data.end(), destination.weights + at * tensor.serving_element_bytes);
-  if (destination.scales == nullptr || tensor.row_length == 0) return absl::OkStatus();
-  std::copy(weights.scales().begin(), weights.scales().end(),
-            destination.scales + first / tensor.row_length - tensor.shard.begin / tensor.row_length);
-  return absl::OkStatus();
-}
-
-absl::Status StepStream::LandFromGpu(const v1::Weights& weights, absl::Span<const std::byte> data,
-                                     const Destination& destination) const {
-  if (destination.weights == nullptr) return absl::OkStatus();
-  const WireTensor& tensor = tensors_[weights.tensor()];
-  if (!destination.as_served && weights.format() == tensor.landing()) {
-    const uint64_t at = tensors_.PieceOf(weights.tensor(), weights.chunk()).first - tensor.shard.begin;
-    return gpu_->Copy(destination.weights + at * tensor.landing_element_bytes(), data.data(), data.size());
-  }
-  std::vector<std::byte> codes(data.size());
-  if (auto s = gpu_->Copy(codes.data(), data.data(), data.size()); !s.ok()) return s;
-  return Land(weights, codes, destination);
 }
 
 absl::Status StepStream::OnResult(const v1::StepResult& result) {

@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -222,6 +223,18 @@ TEST_F(GpuTransportTest, AFailedDriverEndsTheTrainerAndNobodyElse) {
     if (!reached) break;
   }
   EXPECT_GT(failed, 5);
+}
+
+TEST_F(GpuTransportTest, WeightsGoStraightToWhereTheyAreBound) {
+  RealDaemon daemon(WithSocket(), Gpus());
+  const auto client = QuietClient(daemon.address());
+  LeastSquares problem;
+  ASSERT_TRUE(problem.Join(*client, {.run_id = "least-squares", .gpu = 0}).ok());
+  Cuda().HoldCopies(problem.weights(0).data());
+  std::thread step([&] { EXPECT_TRUE(problem.Step(*client).ok()); });
+  EXPECT_TRUE(Cuda().AwaitHeld());
+  Cuda().HoldCopies(nullptr);
+  step.join();
 }
 
 }  // namespace
