@@ -94,6 +94,7 @@ StepStream::End StepStream::Hang(Call& call, absl::Status refused) {
     mu_.Await(absl::Condition(&idle));
     try {
       if (step_) step_->LeaveRooms(&memory_);
+      refused.Update(memory_.status());  // what was copied may be anything, and must not be sent again
     } catch (const std::bad_alloc&) {
       refused = absl::ResourceExhaustedError("there is no host memory for the gradients that must be sent again");
     }

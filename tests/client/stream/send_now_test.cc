@@ -1,13 +1,17 @@
 // Gradients that Push writes where the daemon reads them, against a transport whose rooms the test gives.
+#include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <thread>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "proto/checksum.h"
 
 #include "client/cpp/stream/step_stream.h"
+#include "client/cpp/transport/gpu.h"
+#include "tests/client/fake_cuda.h"
 #include "tests/client/fake_daemon.h"
 #include "tests/client/transport/scripted_transport.h"
 #include "tests/eventually.h"
@@ -16,6 +20,7 @@ namespace ballast {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 constexpr uint64_t kChunkElements = 8192;  // 32 KiB in fp32
 constexpr uint64_t kChunkBytes = 4 * kChunkElements;
@@ -36,7 +41,7 @@ v1::RunSpec LargeSpec() {
 class SendNowTest : public ::testing::Test {
  protected:
   // The stream's transports come from these scripts, one after the other.
-  void Start(std::vector<std::shared_ptr<Script>> scripts) {
+  void Start(std::vector<std::shared_ptr<Script>> scripts, std::shared_ptr<Gpu> gpu = nullptr) {
     scripts_ = std::move(scripts);
     connection_ = Connection::Open({.server = daemon_.address(), .log = [](const std::string&) {}}).value();
     v1::AttachResponse grant;
@@ -44,11 +49,12 @@ class SendNowTest : public ::testing::Test {
     grant.set_resume_step(1);
     grant.set_chunk_elements(kChunkElements);
     grant.set_credit_bytes(1 << 20);
-    stream_ = StepStream::Start(*connection_, {.run_id = "r"}, grant,
-                                TensorTable::Create(LargeSpec(), kChunkElements).value(),
-                                [this](const v1::AttachResponse&) -> absl::StatusOr<std::unique_ptr<Transport>> {
-                                  return std::make_unique<ScriptedTransport>(scripts_[opened_++]);
-                                })
+    stream_ = StepStream::Start(
+                  *connection_, {.run_id = "r"}, grant, TensorTable::Create(LargeSpec(), kChunkElements).value(),
+                  [this](const v1::AttachResponse&) -> absl::StatusOr<std::unique_ptr<Transport>> {
+                    return std::make_unique<ScriptedTransport>(scripts_[opened_++]);
+                  },
+                  std::move(gpu))
                   .value();
     ASSERT_TRUE(stream_->BeginStep({}).ok());
   }
@@ -230,6 +236,25 @@ TEST_F(SendNowTest, WhatIsSentAgainHasTheChecksumOfWhatWasPushed) {
   const v1::Gradient again = second->AwaitWritten(3).back().gradient();
   EXPECT_NE(again.data(), std::string(kChunkBytes, 'y'));
   EXPECT_EQ(again.crc32c(), Crc32c(BytesOf(std::string(kChunkBytes, 'y')))) << "so the daemon refuses it";
+}
+
+// The rooms' memory is a GPU's then, and has no checksum that would show it.
+TEST_F(SendNowTest, WhatTheGpuDoesNotGiveBackIsNotSentAgain) {
+  const auto first = std::make_shared<Script>();
+  first->GiveRooms(8, kChunkBytes);
+  const auto found =
+      reinterpret_cast<FakeCudaFunction>(dlsym(dlopen(FAKE_CUDA, RTLD_NOW | RTLD_LOCAL), "FakeCudaOfTests"));
+  FakeCuda& cuda = *found();
+  cuda.Reset();
+  Start({first, std::make_shared<Script>()}, Gpu::Open(0, FAKE_CUDA).value());
+  Push(0, 'x');
+  cuda.ShutDown();
+  first->Break();
+  EXPECT_SOON(stream_->status().code(), absl::StatusCode::kInternal);
+  EXPECT_THAT(std::string(stream_->status().message()), HasSubstr("cuCtxPushCurrent"));
+  stream_.reset();
+  EXPECT_EQ(opened_, 1u);
+  cuda.Reset();
 }
 
 }  // namespace
