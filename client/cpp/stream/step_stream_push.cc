@@ -147,7 +147,7 @@ bool StepStream::SendInTurn(uint32_t tensor, absl::Span<const std::byte> chunk) 
   const absl::StatusOr<uint32_t> crc = call->transport->Fill(*room, chunk);
   if (!crc.ok()) {
     GiveTurnUp(crc.status());
-    return true;  // which the next look at the step tells
+    return false;  // the next look at the step tells why
   }
   request.mutable_gradient()->set_crc32c(*crc);
   const bool alive = call->transport->WriteAt(*room, chunk.size(), request);

@@ -238,6 +238,23 @@ TEST_F(SendNowTest, WhatIsSentAgainHasTheChecksumOfWhatWasPushed) {
   EXPECT_EQ(again.crc32c(), Crc32c(BytesOf(std::string(kChunkBytes, 'y')))) << "so the daemon refuses it";
 }
 
+TEST_F(SendNowTest, AGradientThatCannotBeCopiedIsAnErrorOfItsPush) {
+  constexpr int kTries = 20;  // on a machine that is busy the writer may have to copy
+  int failed = 0;
+  for (int i = 0; i < kTries && failed == 0; ++i) {
+    const auto script = std::make_shared<Script>();
+    script->GiveRooms(8, kChunkBytes);
+    script->FailCopiesOf(std::this_thread::get_id());
+    stream_.reset();
+    opened_ = 0;
+    Start({script});
+    const absl::Status pushed = stream_->Push(1, BytesOf(std::string(kChunkBytes, 'y')));
+    failed = script->failed_copies();
+    EXPECT_EQ(pushed.ok(), failed == 0) << pushed;
+  }
+  EXPECT_GT(failed, 0);
+}
+
 // The rooms' memory is a GPU's then, and has no checksum that would show it.
 TEST_F(SendNowTest, WhatTheGpuDoesNotGiveBackIsNotSentAgain) {
   const auto first = std::make_shared<Script>();

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -54,6 +55,15 @@ class Script {
     absl::MutexLock lock(&mu_);
     memory_.assign(memory_.size(), '?');
   }
+  // From now on copies to rooms fail that this thread makes; how many have.
+  void FailCopiesOf(std::thread::id thread) {
+    absl::MutexLock lock(&mu_);
+    fails_ = thread;
+  }
+  int failed_copies() {
+    absl::MutexLock lock(&mu_);
+    return failed_copies_;
+  }
   // Whether there is room for a request.
   void SetWritesAtOnce(bool at_once) { Set(&writes_at_once_, at_once); }
   // Waits until so many messages were written, and returns them.
@@ -78,7 +88,8 @@ class Script {
   uint64_t room_bytes_ = 0;
   std::deque<uint32_t> free_rooms_;
   std::string memory_;
-  int written_at_ = 0;
+  int written_at_ = 0, failed_copies_ = 0;
+  std::thread::id fails_;
 };
 
 class ScriptedTransport final : public Transport {
@@ -122,6 +133,12 @@ class ScriptedTransport final : public Transport {
   void Release(uint32_t slot) override {
     absl::MutexLock lock(&script_.mu_);
     script_.free_rooms_.push_back(slot);
+  }
+  absl::StatusOr<uint32_t> Fill(const GradientRoom& room, absl::Span<const std::byte> payload) override {
+    absl::MutexLock lock(&script_.mu_);
+    if (script_.fails_ != std::this_thread::get_id()) return Transport::Fill(room, payload);
+    ++script_.failed_copies_;
+    return absl::InternalError("the GPU has failed");
   }
   bool WriteAt(const GradientRoom& room, uint64_t bytes, const v1::TrainRequest& request) override {
     EXPECT_TRUE(request.gradient().data().empty());
