@@ -121,6 +121,7 @@ class StepStream {
   absl::Status Bind(uint32_t tensor, const Destination& destination);
   absl::Status AwaitOpened();
   void Fail(absl::Status status);
+  void FailAndLeave(absl::Status why);  // ends the stream, too, so that nobody waits for this rank
 
   // The reader's thread.
   void Read(v1::AttachResponse grant);

@@ -87,7 +87,7 @@ absl::Status StepStream::PushInPortions(uint32_t tensor, absl::Span<const std::b
       const uint64_t last = std::min(wire.end_chunk, first + kCutTogether);
       std::vector<std::string> chunks = CutIntoChunks(tensors_, tensor, first, last, gradient, &memory_);
       FreedChunks freed(&memory_);
-      if (auto s = memory_.status(); !s.ok()) Fail(s);  // a part of the gradient may have left
+      if (auto s = memory_.status(); !s.ok()) FailAndLeave(s);  // a part of the gradient may have left
       absl::MutexLock lock(&mu_);
       if (!status_.ok()) return status_;
       step_->Push(tensor, std::move(chunks), freed.get());
@@ -96,7 +96,7 @@ absl::Status StepStream::PushInPortions(uint32_t tensor, absl::Span<const std::b
     } while (first < wire.end_chunk);
   } catch (const std::bad_alloc&) {
     const absl::Status none = NoMemoryFor(tensor, gradient.size());
-    if (first > wire.first_chunk) Fail(none);  // a part of it may have left
+    if (first > wire.first_chunk) FailAndLeave(none);  // a part of it may have left
     return none;
   }
   return absl::OkStatus();
@@ -162,6 +162,10 @@ void StepStream::GiveTurnUp(absl::Status why) {
     absl::MutexLock lock(&mu_);
     EndTurn(/*alive=*/false);
   }
+  FailAndLeave(std::move(why));
+}
+
+void StepStream::FailAndLeave(absl::Status why) {
   Fail(std::move(why));
   Cancel();
 }

@@ -59,6 +59,7 @@ StepStream::End StepStream::Serve(const v1::AttachResponse& grant) {
   {
     absl::MutexLock lock(&mu_);
     if (!transport.ok()) return {.status = transport.status(), .lost = opened_once_ && IsLost(transport.status())};
+    if (!status_.ok()) return {.status = status_};  // it leaves its rank to another
     if (attach_again_) return {.status = absl::CancelledError("attaching again"), .lost = true};
     call->transport = *std::move(transport);
     if (auto s = Adopt(grant, request.mutable_open()); !s.ok()) return {.status = s};
@@ -100,6 +101,7 @@ StepStream::End StepStream::Hang(Call& call, absl::Status refused) {
     }
     call_ = nullptr;
     left = leaving_;
+    refused.Update(status_);  // of a client that has failed: its session is not resumed
   }
   const absl::Status status = call.transport->Finish();
   if (!refused.ok()) return {.status = refused};
@@ -236,7 +238,7 @@ bool StepStream::WaitToAsk(absl::Duration pause) {
   for (;;) {
     {
       absl::MutexLock lock(&mu_);
-      if (leaving_) return false;
+      if (leaving_ || !status_.ok()) return false;
     }
     const absl::Duration left = until - SteadyNow();
     if (left <= absl::ZeroDuration()) return true;

@@ -225,6 +225,20 @@ TEST_F(GpuTransportTest, AFailedDriverEndsTheTrainerAndNobodyElse) {
   EXPECT_GT(failed, 5);
 }
 
+TEST_F(GpuTransportTest, ATrainerWhoseDriverHasFailedLeavesItsRankToAnother) {
+  Config config = WithSocket();
+  config.limits.lease_s = 0.2;
+  RealDaemon daemon(config, Gpus());
+  LeastSquares problem;
+  problem.Backward();
+  const auto client = QuietClient(daemon.address()), other = QuietClient(daemon.address());
+  ASSERT_TRUE(problem.Join(*client, {.run_id = "least-squares", .gpu = 0}).ok());
+  ASSERT_TRUE(client->BeginStep({}).ok());
+  Cuda().ShutDown();
+  EXPECT_FALSE(client->Push(0, problem.Gradient(0)).ok());
+  EXPECT_SOON(other->Attach({.run_id = "least-squares"}).status().code(), absl::StatusCode::kOk);
+}
+
 TEST_F(GpuTransportTest, WeightsGoStraightToWhereTheyAreBound) {
   RealDaemon daemon(WithSocket(), Gpus());
   const auto client = QuietClient(daemon.address());
