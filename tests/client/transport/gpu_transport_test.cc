@@ -132,6 +132,50 @@ TEST_F(GpuTransportTest, SharedMemoryGivesTheBitsOfTheHosts) {
   }
 }
 
+// What reads sums, or makes weights, in other ways than the rest.
+std::vector<SpecChange> KindsOfRuns() {
+  const auto formats = [](const char* gradient, const char* serving) {
+    return [=](v1::RunSpec* s) {
+      s->mutable_groups(0)->set_gradient(gradient);
+      s->mutable_groups(0)->set_serving(serving);
+    };
+  };
+  const auto rule = [](const char* name) { return [=](v1::RunSpec* s) { s->mutable_groups(0)->set_rule(name); }; };
+  return {
+      [](v1::RunSpec* s) { s->set_commit(v1::COMMIT_MODE_STAGED), s->set_max_grad_norm(0.5); },
+      [](v1::RunSpec* s) { s->mutable_tensor_clip()->set_warmup_steps(1); },
+      [](v1::RunSpec* s) { s->mutable_spikes()->set_curvature(true); },
+      [](v1::RunSpec* s) { s->set_commit(v1::COMMIT_MODE_STAGED), s->mutable_spikes()->set_curvature(true); },
+      [](v1::RunSpec* s) { s->mutable_rewind()->set_snapshots(2), s->add_averages(0.9); },
+      [](v1::RunSpec* s) {
+        s->add_groups()->set_rule("muon");
+        v1::TensorSpec* const matrix = s->mutable_tensors(0);
+        matrix->set_group(1);
+        matrix->set_shape(0, 300);
+        matrix->add_shape(100);
+      },
+      rule("stable_adamw"),
+      rule("collage_plus"),
+      formats("fp16", "int8-tensor"),
+      formats("fp8-e5m2", "fp8-e4m3"),
+  };
+}
+
+TEST_F(GpuTransportTest, SoItIsInRunsOfEveryKind) {
+  RealDaemon daemon(WithSocket(), Gpus());
+  const std::vector<SpecChange> kinds = KindsOfRuns();
+  for (size_t kind = 0; kind < kinds.size(); ++kind) {
+    for (const uint32_t world : {1u, 2u}) {
+      SCOPED_TRACE(absl::StrCat("kind ", kind, ", ", world, " ranks and micro-batches"));
+      const auto expected =
+          TrainTeam(daemon.address(), Ranks(world, TransportChoice::kGrpc), world, nullptr, kinds[kind]);
+      const int sums = state_.sum_launches;
+      EXPECT_EQ(TrainTeam(daemon.address(), OnGpus(world), world, nullptr, kinds[kind]), expected);
+      EXPECT_GT(state_.sum_launches, sums);
+    }
+  }
+}
+
 TEST_F(GpuTransportTest, ASmallWindowNeverHangs) {
   Config config = WithSocket();
   config.limits.credit_bytes = config.limits.chunk_bytes;

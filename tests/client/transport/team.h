@@ -34,7 +34,10 @@ inline std::vector<TeamRank> Ranks(uint32_t world, TransportChoice transport) {
   return std::vector<TeamRank>(world, TeamRank{transport});
 }
 
-inline v1::RunSpec TeamSpec(uint32_t world, uint32_t micros) {
+// `change`: what is particular about it.
+using SpecChange = std::function<void(v1::RunSpec*)>;
+inline v1::RunSpec TeamSpec(
+    uint32_t world, uint32_t micros, const SpecChange& change = [](v1::RunSpec*) {}) {
   v1::RunSpec spec;
   spec.set_run_id(absl::StrCat("team-", absl::Hex(std::random_device{}())));
   for (uint32_t i = 0; i < kTeamTensors; ++i) {
@@ -46,7 +49,14 @@ inline v1::RunSpec TeamSpec(uint32_t world, uint32_t micros) {
   spec.add_groups()->set_rule("adamw");
   spec.set_ranks(world);
   spec.set_accumulation(micros);
+  change(&spec);
   return spec;
+}
+
+inline size_t GradientBytes(const v1::RunSpec& spec, uint32_t tensor) {
+  const std::string& of_group = spec.groups(0).gradient();
+  const std::string& format = of_group.empty() ? spec.tensors(static_cast<int>(tensor)).dtype() : of_group;
+  return kTeamElements[tensor] * (format == "fp32" ? 4 : format == "fp8-e5m2" ? 1 : 2);
 }
 
 // Cuts all connections over shared memory of this process at random moments, while it lives.
@@ -78,11 +88,12 @@ class Cutter {
 
 // All weights after some steps of ranks that each have gradients of their own. `team`: by rank. Counts in *cuts, where it
 // is given, how often their connections over shared memory were cut.
-inline std::vector<float> TrainTeam(const std::string& server, const std::vector<TeamRank>& team, uint32_t micros,
-                                    int* cuts = nullptr) {
+inline std::vector<float> TrainTeam(
+    const std::string& server, const std::vector<TeamRank>& team, uint32_t micros, int* cuts = nullptr,
+    const SpecChange& change = [](v1::RunSpec*) {}) {
   constexpr uint32_t kSteps = 5;
   const auto world = static_cast<uint32_t>(team.size());
-  const v1::RunSpec spec = TeamSpec(world, micros);
+  const v1::RunSpec spec = TeamSpec(world, micros, change);
   std::vector<std::vector<std::vector<std::byte>>> weights(world);
   std::vector<std::thread> ranks;
   std::vector<std::unique_ptr<Client>> clients;
@@ -120,7 +131,7 @@ inline std::vector<float> TrainTeam(const std::string& server, const std::vector
           std::vector<uint32_t> order(kTeamTensors);
           for (uint32_t i = 0; i < kTeamTensors; ++i) order[i] = (i + rank) % kTeamTensors;
           for (const uint32_t i : order) {
-            std::vector<std::byte> gradient(weights[rank][i].size());
+            std::vector<std::byte> gradient(GradientBytes(spec, i));
             for (size_t b = 1; b < gradient.size(); b += 2) gradient[b] = static_cast<std::byte>(random() % 0x40);
             ASSERT_TRUE(client.Push(i, team[rank].place(gradient)).ok());
           }
