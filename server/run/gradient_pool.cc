@@ -7,11 +7,12 @@
 namespace ballast {
 namespace {
 
-// A term of the whole part of so many elements: what came, and -0.0 around it, to which adding is adding nothing.
-SumTask::Term Whole(SumTask::Term term, uint64_t elements, uint64_t element_bytes) {
+// A term of the whole part of so many elements: what came, and around it what a sum has where no term is (sum_task.h): -0.0,
+// to which adding is adding nothing, or 0 where nothing is added.
+SumTask::Term Whole(SumTask::Term term, uint64_t elements, uint64_t element_bytes, bool adds) {
   if (term.first == 0 && term.last == elements) return term;
   std::string whole(elements * element_bytes, '\0');
-  for (uint64_t i = 1; i <= elements; ++i) whole[i * element_bytes - 1] = '\x80';  // the sign, little end first
+  for (uint64_t i = 1; adds && i <= elements; ++i) whole[i * element_bytes - 1] = '\x80';  // the sign, little end first
   term.payload.Keep();
   const absl::Span<const std::byte> came = term.payload.bytes();
   std::memcpy(whole.data() + term.first * element_bytes, came.data(), came.size());
@@ -37,7 +38,8 @@ SumTask GradientPool::TaskOf(const effect::Sum& sum, absl::FunctionRef<Payload(u
   for (const uint32_t rank : sum.ranks) {
     const ChunkPart part = PartIn(covers(rank), sum.id.tensor, sum.id.chunk, elements);
     task.terms.push_back({.payload = take(rank), .first = part.begin, .last = part.end});
-    if (on_device_) task.terms.back() = Whole(std::move(task.terms.back()), elements, WireBytes(t.gradient_format));
+    if (on_device_)
+      task.terms.back() = Whole(std::move(task.terms.back()), elements, WireBytes(t.gradient_format), task.adds);
   }
   return task;
 }

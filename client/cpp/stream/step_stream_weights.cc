@@ -1,6 +1,7 @@
 // How weights that arrive come to where they are bound.
 
 #include <algorithm>
+#include <new>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -97,7 +98,12 @@ absl::Status StepStream::LandFromGpu(const v1::Weights& weights, absl::Span<cons
     LandScales(weights, destination);
     return gpu_->Copy(destination.weights + at * tensor.serving_element_bytes, data.data(), data.size());
   }
-  std::vector<std::byte> codes(data.size());
+  std::vector<std::byte> codes;
+  try {
+    codes.resize(data.size());
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError("there is no host memory for weights that are to be decoded");
+  }
   if (auto s = gpu_->Copy(codes.data(), data.data(), data.size()); !s.ok()) return s;
   return Land(weights, codes, destination);
 }

@@ -114,6 +114,8 @@ class CudaCopies:
         stream = self._streams[device]
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
+            if target.is_cuda:
+                target.record_stream(stream)  # which may write there when the ring is gone
             target.copy_(source, non_blocking=True)
             done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call] # torch declares none
             done.record(stream)

@@ -83,6 +83,7 @@ TEST_F(GradientPoolTest, AnElementIsTheSumOfThoseWhoHaveItToTheBit) {
   std::mt19937 random(5);
   uint64_t somebodys = 0, nobodys = 0, draws = 0;
   for (int draw = 0; draw < 200; ++draw) {
+    pool_.SumOnDevice(draw % 2 == 1);  // whose terms are whole, with the same sum
     const uint64_t chunk = random() % 2;
     const auto of = static_cast<uint32_t>(ElementsOf(chunk));
     std::vector<ChunkSet> covers;
@@ -111,6 +112,8 @@ TEST_F(GradientPoolTest, AnElementIsTheSumOfThoseWhoHaveItToTheBit) {
       if (sum.ranks.empty()) continue;
       const SumTask task = pool_.TaskOf(
           sum, [&](uint32_t r) { return sent[r].payload(); }, [&](uint32_t r) -> const ChunkSet& { return covers[r]; });
+      ASSERT_EQ(task.on_device, draw % 2 == 1);
+      for (const SumTask::Term& term : task.terms) ASSERT_TRUE(!task.on_device || term.last - term.first == of);
       const uint64_t cut = random() % (of + 1);  // by two threads
       RunSum(task, cut, of);
       RunSum(task, 0, cut);
