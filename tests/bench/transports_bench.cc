@@ -130,9 +130,9 @@ class TransportMover final : public Mover {
   }
   void Write(v1::TrainRequest* request) {
     const auto room = transport_->Reserve(request->gradient().data().size(), /*keep=*/false);
-    const bool alive =
+    const absl::StatusOr<bool> alive =
         room ? WriteThroughRoom(transport_.get(), *room, request) : transport_->Write(request, /*more=*/false);
-    if (!alive) Die("the stream ended");
+    if (!alive.ok() || !*alive) Die("the stream ended");
   }
   void AwaitSlot() {
     if (transport_->slots_free() > 1) return;

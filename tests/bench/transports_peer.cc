@@ -210,7 +210,7 @@ class ShmPeer {
     while (!socket->ReceiveHello().ok()) std::this_thread::yield();
     const auto segment = ShmSegment::Create(kShape).value();
     for (uint32_t i = 0; i < kShape.weight_slots * kSlotBytes; ++i) segment->weight_slots()[i] = std::byte{'w'};
-    if (!socket->Answer({.shape = kShape}, segment->fd()).ok()) Die("the grant did not go out");
+    if (!socket->Answer({.shape = kShape}, {segment->fd()}).ok()) Die("the grant did not go out");
     ShmPeer(*segment).Serve(*socket);
   }
 }
