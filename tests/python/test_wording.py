@@ -26,7 +26,7 @@ PLACES = (
 )
 # What no option, and nothing else that is written in Python, is called.
 FOREIGN = re.compile(
-    r"\w+_timeout_s\b|\brun_id\b|(?<![A-Z_])(?!BALLAST_)[A-Z]+_[A-Z]+_|\bRunSpec|rewind\.\w|with LoadState|LoadState is for|=true\b|"
+    r"\w+_timeout_s\b|\brun_id\b|(?<![A-Z_])(?!BALLAST_|CUDA_)[A-Z]+_[A-Z]+_|\bRunSpec|rewind\.\w|with LoadState|LoadState is for|=true\b|"
     r"\baccumulation is|dynamic_loss_scale|StepBegin\.|StepEnd\.(discard|client_state)|Step(Begin|End) of|"
     r"but StepBegin|not sent (StepEnd|MicroEnd)|checkpoint\.(every|retain)|checkpoint is given"
 )
