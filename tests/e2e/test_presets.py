@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 from daemon import BUILD, ROOT
 
-# What differs on purpose: points at which tests let a daemon fail, and GPUs.
-ALTERNATIVES = {"failpoint.cc": "failpoint_none.cc", "cuda_driver.cc": "cuda_stub.cc"}
+# What differs on purpose: points at which tests let a daemon fail, and GPUs. None: there is nothing in its place.
+ALTERNATIVES = {
+    "failpoint.cc": "failpoint_none.cc",
+    "cuda_driver.cc": "cuda_stub.cc",
+    "cuda_shared_memory.cc": None,
+}
 
 
 def batches(folder: Path) -> dict[str, list[str]]:
@@ -17,7 +21,9 @@ def batches(folder: Path) -> dict[str, list[str]]:
 
     Files of one batch may not use the same names for their own."""
     return {
-        str(batch.relative_to(folder)): [ALTERNATIVES.get(Path(name).name, Path(name).name) for name in named]
+        str(batch.relative_to(folder)): [
+            source for name in map(Path, named) if (source := ALTERNATIVES.get(name.name, name.name))
+        ]
         for part in ("server", "client", "proto", "kernels")
         for batch in (folder / part).rglob("Unity/*.cxx")
         if (named := re.findall(r'#include "(.*)"', batch.read_text()))
