@@ -1,9 +1,9 @@
 // Tasks that go to a GPU together (batch_groups.h), and the staging they go through: room for one batch at a time, with the
 // same layout in pinned host memory and on the GPU. Begin() and Join() put a batch together; AddArrivals() says what of the
-// terms of its sums is to be copied to the staging before Give(). That writes the kernels'
-// arguments, copies in what they need, launches them and copies out what they make, all in the GPU's streams; when
-// the event out() has happened, Take() reads the results, and AddCopies() says which bytes of the staging belong
-// where. Results are copied out of the staging alone, so later kernels may write anywhere else.
+// terms of its sums is to be copied to the staging before Give(). That writes the kernels' arguments, copies in what they
+// need, launches them and copies out what they make, all in the GPU's streams; when the event out() has happened, Take()
+// reads the results, and AddCopies() says which bytes of the staging belong where. Results are copied out of the staging
+// alone, so later kernels may write anywhere else.
 //
 // No call blocks on the GPU. Begin() comes after the last Take() of the batch before; no other locks are needed.
 // Tasks are not copied: they stay where they are until then.
@@ -30,10 +30,9 @@ class GpuStaging {
   GpuStaging(const GpuStaging&) = delete;
   absl::Status Reserve();
   uint64_t bytes() const { return end_; }  // on the GPU, and as many on the host
-  // What the terms of a SumTask that are in host memory may take, each RoomOfTerm.
-  uint64_t term_capacity() const { return capacity_.payload_bytes; }
-  // Of a CopyTask that saves: what its pieces may take, each RoomOfPiece.
-  uint64_t save_capacity() const { return capacity_.payload_bytes; }
+  // What the pieces of a CopyTask that saves may take, each RoomOfPiece, or the terms of a SumTask that are in host memory, each
+  // RoomOfTerm.
+  uint64_t payload_capacity() const { return capacity_.payload_bytes; }
   static uint64_t RoomOfPiece(uint64_t bytes);
 
   // An empty batch. Given so, out() happens after all that was given before.

@@ -86,7 +86,7 @@ class GpuDevice::Queue final : public DeviceQueue, public FairQueue {
 
   // In portions that staging holds; `done` hears the seconds of all.
   void EnqueueSave(const CopyTask& save, Completion done) {
-    const uint64_t most = stagings[0]->save_capacity();
+    const uint64_t most = stagings[0]->payload_capacity();
     const auto seconds = std::make_shared<double>(0);
     CopyTask portion{.saves = true};
     uint64_t filled = 0;
@@ -132,7 +132,7 @@ class GpuDevice::Queue final : public DeviceQueue, public FairQueue {
     size_t first = 0;
     if (sum.on_device) {
       for (size_t count = 0;
-           count = TermsTogether(sum, first, stagings[0]->term_capacity()), first + count < sum.terms.size();
+           count = TermsTogether(sum, first, stagings[0]->payload_capacity()), first + count < sum.terms.size();
            first += count) {
         SumTask portion{.to = sum.to,
                         .elements = sum.elements,

@@ -86,6 +86,7 @@ class GpuDevice final : public Device {
   Batch NextBatch(Queue* queue) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void RunSums(std::vector<DeviceJob>* jobs);
   void ShareSums();
+  // The copies that a staging asks for, to it by the dispatcher's team, from it by the finisher's.
   void CopyIn(const GpuStaging& staging);
   void CopyOut(const GpuStaging& staging);
   void Finish(Batch* batch, double begin_s, double end_s);

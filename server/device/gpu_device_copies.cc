@@ -21,6 +21,19 @@ void ShareIfWorth(WorkerTeam* team, uint64_t bytes, uint64_t parts, absl::Functi
   for (uint64_t i = 0; i < parts; ++i) work(i);
 }
 
+void MakeCopies(WorkerTeam* team, const std::vector<GpuStaging::HostCopy>& copies) {
+  uint64_t bytes = 0;
+  for (const GpuStaging::HostCopy& copy : copies) bytes += copy.bytes;
+  ShareIfWorth(team, bytes, copies.size(), [&copies](uint64_t i) {
+    const GpuStaging::HostCopy& copy = copies[i];
+    if (copy.crc32c == nullptr) {
+      std::memcpy(copy.to, copy.from, copy.bytes);
+    } else {
+      *copy.crc32c = CopyCrc32c(copy.to, {copy.from, copy.bytes});
+    }
+  });
+}
+
 }  // namespace
 
 // A sum that writes to where another of the batch does comes after it: it adds to what that makes, or that is of a step that
@@ -58,25 +71,13 @@ void GpuDevice::ShareSums() {
 void GpuDevice::CopyIn(const GpuStaging& staging) {
   arrivals_.clear();
   staging.AddArrivals(kPartBytes, &arrivals_);
-  uint64_t bytes = 0;
-  for (const GpuStaging::HostCopy& copy : arrivals_) bytes += copy.bytes;
-  ShareIfWorth(&adders_, bytes, arrivals_.size(),
-               [this](uint64_t i) { std::memcpy(arrivals_[i].to, arrivals_[i].from, arrivals_[i].bytes); });
+  MakeCopies(&adders_, arrivals_);
 }
 
 void GpuDevice::CopyOut(const GpuStaging& staging) {
   copies_.clear();
   staging.AddCopies(kPartBytes, &copies_);
-  uint64_t bytes = 0;
-  for (const GpuStaging::HostCopy& copy : copies_) bytes += copy.bytes;
-  ShareIfWorth(&copiers_, bytes, copies_.size(), [this](uint64_t i) {
-    const GpuStaging::HostCopy& copy = copies_[i];
-    if (copy.crc32c == nullptr) {
-      std::memcpy(copy.to, copy.from, copy.bytes);
-    } else {
-      *copy.crc32c = CopyCrc32c(copy.to, {copy.from, copy.bytes});
-    }
-  });
+  MakeCopies(&copiers_, copies_);
 }
 
 class GpuDevice::Shared final : public SharedMemory {
