@@ -51,14 +51,16 @@ void RemoveLeftSockets(const std::string& folder) {
   closedir(open);
 }
 
-// Memory for slots that are on_gpu, or why there is none.
-void GiveGpu(const DevicePool& devices, const Run& run, ShmStream::Connection* connection) {
-  auto memory = ExportSlots(devices, run, GpuShapeOf(run.spec(), run.plan()));
+// The shape of a segment whose slots are on_gpu, with their memory; or why that cannot be, and the usual one.
+ShmShape ShapeForGpu(const DevicePool& devices, const Run& run, ShmStream::Connection* connection) {
+  const ShmShape shape = GpuShapeOf(run.spec(), run.plan());
+  auto memory = ExportSlots(devices, run, shape);
   if (memory.ok()) {
     connection->gpu = *std::move(memory);
-  } else {
-    connection->why_no_gpu = std::string(memory.status().message());
+    return shape;
   }
+  connection->why_no_gpu = std::string(memory.status().message());
+  return ShapeOf(run.spec(), run.plan());
 }
 
 ShmGrant Refusal(const absl::Status& why) {
@@ -191,9 +193,9 @@ absl::StatusOr<ShmStream::Connection> ShmListener::Grant(const Guest& guest, con
   if (std::count_if(guests_.begin(), guests_.end(), same) >= 2) {
     return absl::ResourceExhaustedError("the session's earlier streams are not over yet");
   }
-  if (hello.takes_gpu) GiveGpu(*environment_.devices, *run, &made);
-  ASSIGN_OR_RETURN(made.segment, ShmSegment::Create(made.gpu != nullptr ? GpuShapeOf(run->spec(), run->plan())
-                                                                        : ShapeOf(run->spec(), run->plan())));
+  const ShmShape shape =
+      hello.takes_gpu ? ShapeForGpu(*environment_.devices, *run, &made) : ShapeOf(run->spec(), run->plan());
+  ASSIGN_OR_RETURN(made.segment, ShmSegment::Create(shape));
   return made;
 }
 
