@@ -57,6 +57,7 @@ class CudaDriver final : public GpuDriver {
     return status();
   }
 
+  int number() const override { return static_cast<int>(number_); }
   std::string label() const override { return absl::StrCat("cuda:", number_); }
   std::string name() const override { return absl::StrCat(label(), ", ", model_, ", ", Gibibytes(total_bytes_)); }
   uint64_t memory_bytes() const override { return total_bytes_; }

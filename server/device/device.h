@@ -196,7 +196,9 @@ class Device {
   virtual std::string description() const = 0;  // one line for people
   virtual std::string label() const = 0;        // for metrics: cpu, cuda:0
   virtual uint64_t memory_bytes() const = 0;    // in all
-  virtual bool on_host() const = 0;             // its memory is the host's: kAside is part of it
+  // CUDA's number of it in this process, which CUDA_VISIBLE_DEVICES decides; none: it is no GPU.
+  virtual std::optional<int> cuda_number() const { return std::nullopt; }
+  virtual bool on_host() const = 0;  // its memory is the host's: kAside is part of it
   virtual uint64_t allocated_bytes() const = 0;
   virtual uint64_t shared_bytes() const { return 0; }  // of those, what is exported
   virtual double busy_s() const = 0;                   // for how long the task in hand has been running; 0 when idle

@@ -57,6 +57,7 @@ class GpuDevice final : public Device {
   std::string description() const override { return gpu_->name(); }
   std::string label() const override { return gpu_->label(); }
   uint64_t memory_bytes() const override { return gpu_->memory_bytes(); }
+  std::optional<int> cuda_number() const override { return gpu_->number(); }
   bool on_host() const override { return false; }
   uint64_t allocated_bytes() const override { return allocated_.load(std::memory_order_relaxed); }
   uint64_t shared_bytes() const override { return shared_.load(std::memory_order_relaxed); }

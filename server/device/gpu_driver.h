@@ -27,6 +27,7 @@ class GpuDriver {
   static constexpr Event kNoEvent = -1;
 
   virtual ~GpuDriver() = default;
+  virtual int number() const = 0;         // CUDA's
   virtual std::string label() const = 0;  // "cuda:0"
   virtual std::string name() const = 0;   // for people
   virtual uint64_t memory_bytes() const = 0;

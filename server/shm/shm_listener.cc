@@ -17,8 +17,8 @@
 #include "server/base/log.h"
 #include "server/base/status_macros.h"
 #include "server/rpc/admission.h"
-#include "server/shm/shm_gpu.h"
-#include "server/shm/shm_shape.h"
+#include "server/slots/gpu_slots.h"
+#include "server/slots/slot_shape.h"
 
 namespace ballast {
 namespace {

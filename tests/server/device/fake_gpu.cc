@@ -18,7 +18,8 @@ namespace ballast {
 using kernels::DeviceCopy;
 using kernels::DeviceUpdate;
 
-FakeGpu::FakeGpu(FakeGpuState* state, int number) : state_(state), label_(absl::StrCat("cuda:", number)) {
+FakeGpu::FakeGpu(FakeGpuState* state, int number)
+    : state_(state), number_(number), label_(absl::StrCat("cuda:", number)) {
   for (size_t s = 0; s < kStreams; ++s) streams_.emplace_back([this, s] { RunStream(s); });
 }
 

@@ -46,6 +46,7 @@ class FakeGpu final : public GpuDriver {
  public:
   explicit FakeGpu(FakeGpuState* state, int number = 0);
   ~FakeGpu() override;
+  int number() const override { return number_; }
   std::string label() const override { return label_; }
   std::string name() const override { return label_ + ", a fake"; }
   uint64_t memory_bytes() const override { return 1 << 30; }
@@ -85,6 +86,7 @@ class FakeGpu final : public GpuDriver {
   void BlockUntil(Event event, uint64_t recorded);
 
   FakeGpuState* const state_;
+  const int number_;
   const std::string label_;
   absl::Mutex mu_;
   std::array<std::deque<Work>, kStreams> work_ ABSL_GUARDED_BY(mu_);

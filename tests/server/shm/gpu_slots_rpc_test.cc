@@ -13,7 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/checksum.h"
 
-#include "server/shm/shm_shape.h"
+#include "server/slots/slot_shape.h"
 #include "tests/eventually.h"
 #include "tests/server/shm/shm_fixture.h"
 

@@ -7,7 +7,7 @@
 
 #include "absl/strings/match.h"
 
-#include "server/shm/shm_shape.h"
+#include "server/slots/slot_shape.h"
 #include "tests/eventually.h"
 #include "tests/server/no_threads.h"
 #include "tests/server/shm/shm_fixture.h"

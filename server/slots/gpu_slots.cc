@@ -1,4 +1,4 @@
-#include "server/shm/shm_gpu.h"
+#include "server/slots/gpu_slots.h"
 
 #include <algorithm>
 
@@ -19,14 +19,23 @@ absl::Status CheckRoom(const DevicePool& devices, size_t device, uint64_t bytes)
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<SharedMemory>> ExportSlots(const DevicePool& devices, const Run& run,
-                                                          const ShmShape& shape) {
+absl::Status CheckSlotsMayBeOnGpu(const DevicePool& devices, const Run& run) {
   const RunSpec& spec = run.spec();
   if (spec.checkpoints && spec.checkpoints->durability != DurabilityMode::kCheckpoint) {
     return absl::FailedPreconditionError("the run's journal writes gradients from host memory");
   }
   const std::vector<size_t>& where = run.plan().placement.devices;
   if (where.size() != 1) return absl::FailedPreconditionError("the run is on several devices");
+  if (!devices.at(where.front())->cuda_number()) {
+    return absl::UnimplementedError("the daemon's device is the host's processors");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<SharedMemory>> ExportSlots(const DevicePool& devices, const Run& run,
+                                                          const ShmShape& shape) {
+  RETURN_IF_ERROR(CheckSlotsMayBeOnGpu(devices, run));
+  const std::vector<size_t>& where = run.plan().placement.devices;
   Device* const device = devices.at(where.front());
   const uint64_t bytes = GpuSlotBytes(shape);
   if (bytes == 0) return absl::FailedPreconditionError("the run has no payload");

@@ -1,4 +1,4 @@
-// How large a rank's shared segment is. Pure.
+// How large a rank's slots are: in a shared segment, or by NCCL. Pure.
 //
 // The gradient slots are the rank's window (Plan::window_bytes): a gradient that comes over this transport waits in its
 // slot until it is summed, so the plan's window counts it already. The weight slots take the place of the rank's send
@@ -7,7 +7,7 @@
 // small gradients, which come through the pipe and wait beside the slots, at most the rank's credit; nor, after a lost
 // stream, the copies of what it brought, at most a window, until that is summed. The segment's memory is reserved
 // when it is made; if the system has none, the rank goes over gRPC. Slots that are on_gpu take as much there instead, beyond
-// the plan: where the GPU has no room for them they are in the segment.
+// the plan: where the GPU has no room for them they are in the segment. By NCCL they are always there.
 #pragma once
 
 #include "proto/shm/segment.h"

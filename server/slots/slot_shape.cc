@@ -1,4 +1,4 @@
-#include "server/shm/shm_shape.h"
+#include "server/slots/slot_shape.h"
 
 #include <algorithm>
 
