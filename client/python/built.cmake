@@ -20,7 +20,7 @@ endfunction()
 ballast_built(kernels kernels/libballast_kernels.a)
 ballast_built(proto proto/libballast_proto.a
               LIBS gRPC::grpc++ protobuf::libprotobuf PkgConfig::XXHASH PkgConfig::ISAL absl::span absl::status
-                   absl::statusor absl::strings)
+                   absl::statusor absl::strings absl::synchronization absl::time ${CMAKE_DL_LIBS})
 ballast_built(tls proto/libballast_tls.a
               LIBS OpenSSL::SSL OpenSSL::Crypto absl::status absl::statusor absl::strings absl::str_format absl::time)
 ballast_built(client client/cpp/libballast_client.a

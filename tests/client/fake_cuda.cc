@@ -4,16 +4,13 @@
 
 #include <array>
 #include <atomic>
-#include <chrono>
-#include <condition_variable>
 #include <cstdlib>
-#include <cstring>
-#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
 
 #include "tests/client/fake_cuda_memory.h"
+#include "tests/client/fake_cuda_streams.h"
 
 namespace ballast {
 namespace {
@@ -21,17 +18,6 @@ namespace {
 using cuda::Address;
 using cuda::Allocation;
 
-struct Copy {
-  Address to = 0, from = 0;  // as the user sees them
-  std::byte* write = nullptr;
-  const std::byte* read = nullptr;
-  size_t bytes = 0;
-};
-struct Stream {
-  int gpu = 0;
-  bool copying = false;
-  std::deque<Copy> copies;
-};
 struct Context {
   int retained = 0;
 };
@@ -40,7 +26,7 @@ thread_local std::vector<Context*> current_contexts;
 
 class Driver final : public FakeCuda {
  public:
-  using Lock = std::unique_lock<std::mutex>;
+  using Lock = FakeCudaStreams::Lock;
   enum class Failing { kDoesNothing, kDoesItsWork };
 
   static Driver& Get() {
@@ -67,12 +53,13 @@ class Driver final : public FakeCuda {
   int Push(void* context);
   static int Pop(void** context);
   int MakeStream(void** stream, unsigned flags);
+  int Query(void* stream, Lock& lock);
   int Synchronize(void* stream, Lock& lock);
   int DestroyStream(void* stream, Lock& lock);
   int Give(Address to, Address from, size_t bytes, void* stream);
   int Attribute(void* data, int attribute, Address at) const;
   int Allocate(Address* at, size_t bytes);
-  void DrainAll(Lock& lock);
+  void DrainAll(Lock& lock) { streams_.DrainAll(CurrentGpu(), lock); }
   FakeCudaMemory& memory() { return *memory_; }
 
   Live live() override;
@@ -83,24 +70,23 @@ class Driver final : public FakeCuda {
   void ShutDown() override;
   void Reset() override;
   std::vector<int> current() override;
+  int current_gpu() override;
+  std::byte* Resolve(const void* at, uint64_t bytes, int gpu) override;
+  int64_t BeginWork(void* stream, int gpu) override;
+  bool AwaitTurn(int64_t work) override;
+  void EndWork(int64_t work) override;
 
  private:
   int CurrentGpu() const;  // -1: no context is current
-  std::shared_ptr<Stream> Find(void* stream) const;
-  void Drain(const std::shared_ptr<Stream>& stream, Lock& lock);
 
   std::mutex mu_;
-  std::condition_variable changed_;
   std::atomic<int64_t> calls_ = 0;
   int64_t until_failure_ = 0;
   int failure_ = cuda::kSuccess;
   bool shut_down_ = false;
   pid_t process_ = 0;  // that called cuInit
-  Address held_ = 0;
-  int waiting_ = 0;  // copies that are held
   std::array<Context, cuda::kGpus> contexts_;
-  uint64_t last_stream_ = 0x1000;
-  std::map<void*, std::shared_ptr<Stream>> streams_;
+  FakeCudaStreams streams_;
   std::unique_ptr<FakeCudaMemory> memory_ = std::make_unique<FakeCudaMemory>();
 };
 
@@ -134,7 +120,7 @@ int Driver::Release(int gpu) {
   if (gpu < 0 || gpu >= cuda::kGpus) return cuda::kInvalidDevice;
   Context& retained = contexts_[static_cast<size_t>(gpu)];
   if (retained.retained == 0) return cuda::kInvalidContext;
-  if (--retained.retained == 0) std::erase_if(streams_, [&](const auto& stream) { return stream.second->gpu == gpu; });
+  if (--retained.retained == 0) streams_.Clear(gpu);
   return cuda::kSuccess;
 }
 
@@ -165,67 +151,31 @@ int Driver::MakeStream(void** stream, unsigned flags) {
   const int gpu = CurrentGpu();
   if (gpu < 0) return cuda::kInvalidContext;
   if (flags != 1) return cuda::kInvalidValue;  // one that waits for torch's default stream
-  *stream = reinterpret_cast<void*>(++last_stream_);
-  streams_[*stream] = std::make_shared<Stream>(Stream{.gpu = gpu});
+  *stream = streams_.Make(gpu);
   return cuda::kSuccess;
 }
 
-// nullptr: not one of the current context's.
-std::shared_ptr<Stream> Driver::Find(void* stream) const {
-  const auto found = streams_.find(stream);
-  return found == streams_.end() || found->second->gpu != CurrentGpu() ? nullptr : found->second;
-}
-
-void Driver::Drain(const std::shared_ptr<Stream>& stream, Lock& lock) {
-  for (;;) {
-    changed_.wait(lock, [&] { return !stream->copying; });
-    if (stream->copies.empty()) return;
-    const Copy copy = stream->copies.front();
-    const auto is_held = [&] { return held_ != 0 && (copy.to == held_ || copy.from == held_); };
-    stream->copying = true;
-    if (is_held()) {
-      ++waiting_;
-      changed_.notify_all();
-      changed_.wait(lock, [&] { return !is_held(); });
-      --waiting_;
-    }
-    lock.unlock();
-    std::memmove(copy.write, copy.read, copy.bytes);
-    lock.lock();
-    stream->copies.pop_front();
-    stream->copying = false;
-    changed_.notify_all();
-  }
-}
-
-void Driver::DrainAll(Lock& lock) {
-  const auto streams = streams_;  // others may change it meanwhile
-  for (const auto& [handle, stream] : streams) Drain(stream, lock);
+int Driver::Query(void* stream, Lock& lock) {
+  const int gpu = CurrentGpu();
+  return gpu < 0 ? cuda::kInvalidContext : streams_.Query(stream, gpu, lock);
 }
 
 int Driver::Synchronize(void* stream, Lock& lock) {
-  if (CurrentGpu() < 0) return cuda::kInvalidContext;
-  const auto found = Find(stream);
-  if (found == nullptr) return cuda::kInvalidHandle;
-  Drain(found, lock);
-  return cuda::kSuccess;
+  const int gpu = CurrentGpu();
+  return gpu < 0 ? cuda::kInvalidContext : streams_.Synchronize(stream, gpu, lock);
 }
 
 int Driver::DestroyStream(void* stream, Lock& lock) {
-  if (const int result = Synchronize(stream, lock); result != cuda::kSuccess) return result;
-  streams_.erase(stream);
-  return cuda::kSuccess;
+  const int gpu = CurrentGpu();
+  return gpu < 0 ? cuda::kInvalidContext : streams_.Destroy(stream, gpu, lock);
 }
 
 int Driver::Give(Address to, Address from, size_t bytes, void* stream) {
   const int gpu = CurrentGpu();
   if (gpu < 0) return cuda::kInvalidContext;
-  const auto found = Find(stream);
-  if (found == nullptr) return cuda::kInvalidHandle;
   const auto write = memory_->Resolve(to, bytes, gpu), read = memory_->Resolve(from, bytes, gpu);
   if (!write || !read || bytes == 0) return cuda::kInvalidValue;
-  found->copies.push_back({.to = to, .from = from, .write = *write, .read = *read, .bytes = bytes});
-  return cuda::kSuccess;
+  return streams_.Give(stream, gpu, {.to = to, .from = from, .write = *write, .read = *read, .bytes = bytes});
 }
 
 int Driver::Attribute(void* data, int attribute, Address at) const {
@@ -246,8 +196,9 @@ FakeCuda::Live Driver::live() {
   const Lock lock(mu_);
   Live live;
   for (const Context& context : contexts_) live.contexts += context.retained;
-  for (const auto& [handle, stream] : streams_) live.copies += static_cast<int64_t>(stream->copies.size());
-  live.streams = static_cast<int64_t>(streams_.size());
+  live.streams = streams_.streams();
+  live.copies = streams_.copies();
+  live.works = streams_.works();
   live.allocations = static_cast<int64_t>(memory_->allocations());
   live.reservations = static_cast<int64_t>(memory_->reservations());
   live.mappings = static_cast<int64_t>(memory_->mappings());
@@ -262,13 +213,12 @@ void Driver::FailCall(int64_t number, int error) {
 
 void Driver::HoldCopies(const void* at) {
   const Lock lock(mu_);
-  held_ = reinterpret_cast<Address>(at);
-  changed_.notify_all();
+  streams_.Hold(reinterpret_cast<Address>(at));
 }
 
 bool Driver::AwaitHeld() {
   Lock lock(mu_);
-  return changed_.wait_for(lock, std::chrono::minutes(1), [&] { return waiting_ > 0; });
+  return streams_.AwaitHeld(lock);
 }
 
 void Driver::ShutDown() {
@@ -278,18 +228,44 @@ void Driver::ShutDown() {
 
 void Driver::Reset() {
   const Lock lock(mu_);
-  streams_.clear();
+  streams_.Clear();
   memory_ = std::make_unique<FakeCudaMemory>();
   contexts_ = {};
   until_failure_ = 0;
   shut_down_ = false;
-  held_ = 0;
 }
 
 std::vector<int> Driver::current() {
   std::vector<int> gpus;
   for (const Context* context : current_contexts) gpus.push_back(static_cast<int>(context - contexts_.data()));
   return gpus;
+}
+
+// --- for a fake NCCL ------------------------------------------------------------------------------------------------
+
+int Driver::current_gpu() {
+  const Lock lock(mu_);
+  return shut_down_ || process_ != getpid() ? -1 : CurrentGpu();
+}
+
+std::byte* Driver::Resolve(const void* at, uint64_t bytes, int gpu) {
+  const Lock lock(mu_);
+  return memory_->Resolve(reinterpret_cast<Address>(at), bytes, gpu).value_or(nullptr);
+}
+
+int64_t Driver::BeginWork(void* stream, int gpu) {
+  const Lock lock(mu_);
+  return streams_.BeginWork(stream, gpu);
+}
+
+bool Driver::AwaitTurn(int64_t work) {
+  Lock lock(mu_);
+  return streams_.AwaitTurn(work, lock);
+}
+
+void Driver::EndWork(int64_t work) {
+  const Lock lock(mu_);
+  streams_.EndWork(work);
 }
 
 }  // namespace
@@ -352,6 +328,9 @@ int cuStreamCreate(void** stream, unsigned flags) {
 }
 int cuStreamSynchronize(void* stream) {
   return DoInAnyCase([&](Driver& driver, Driver::Lock& lock) { return driver.Synchronize(stream, lock); });
+}
+int cuStreamQuery(void* stream) {
+  return DoInAnyCase([&](Driver& driver, Driver::Lock& lock) { return driver.Query(stream, lock); });
 }
 int cuStreamDestroy_v2(void* stream) {
   return DoInAnyCase([&](Driver& driver, Driver::Lock& lock) { return driver.DestroyStream(stream, lock); });

@@ -20,6 +20,7 @@ enum Result {
   kInvalidDevice = 101,
   kInvalidContext = 201,
   kInvalidHandle = 400,
+  kNotReady = 600,
 };
 constexpr int kGpus = 3, kSecluded = 2;  // the last reaches no memory of other processes
 using Address = unsigned long long;

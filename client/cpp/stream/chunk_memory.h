@@ -13,8 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
-
-#include "client/cpp/transport/gpu.h"
+#include "proto/gpu/gpu.h"
 
 namespace ballast {
 

@@ -10,13 +10,13 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "proto/gpu/gpu.h"
 #include "proto/shm/bell.h"
 #include "proto/shm/pulse.h"
 #include "proto/shm/record.h"
 #include "proto/shm/slots.h"
 #include "proto/shm/socket.h"
 
-#include "client/cpp/transport/gpu.h"
 #include "client/cpp/transport/transport.h"
 
 namespace ballast {

@@ -7,11 +7,11 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "proto/gpu/gpu.h"
 
 #include "ballast/v1/trainer.pb.h"
 #include "client/cpp/client.h"
 #include "client/cpp/transport/connection.h"
-#include "client/cpp/transport/gpu.h"
 #include "client/cpp/transport/shm_transport.h"
 
 namespace ballast {

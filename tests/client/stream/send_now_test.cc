@@ -8,9 +8,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/checksum.h"
+#include "proto/gpu/gpu.h"
 
 #include "client/cpp/stream/step_stream.h"
-#include "client/cpp/transport/gpu.h"
 #include "tests/client/fake_cuda.h"
 #include "tests/client/fake_daemon.h"
 #include "tests/client/transport/scripted_transport.h"

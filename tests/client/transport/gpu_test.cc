@@ -1,5 +1,5 @@
 // The trainer's access to its GPU, on a driver that the tests play (fake_cuda.h), whose memory and contexts are counted.
-#include "client/cpp/transport/gpu.h"
+#include "proto/gpu/gpu.h"
 
 #include <dlfcn.h>
 #include <gmock/gmock.h>

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "proto/gpu/gpu.h"
 
-#include "client/cpp/transport/gpu.h"
 #include "server/device/gpu_device.h"
 #include "tests/client/fake_cuda.h"
 #include "tests/client/least_squares.h"

@@ -1,4 +1,4 @@
-#include "client/cpp/transport/gpu.h"
+#include "proto/gpu/gpu.h"
 
 #include <dlfcn.h>
 #include <unistd.h>
@@ -42,6 +42,7 @@ struct Gpu::Driver {
     kDeinitialized = 4,
     kNoDevice = 100,
     kInvalidDevice = 101,
+    kNotReady = 600,
   };
   static absl::StatusCode CodeOf(int error) {
     if (error == kOutOfMemory) return absl::StatusCode::kResourceExhausted;
@@ -89,9 +90,12 @@ struct Gpu::Driver {
   Function<void**> pop{this, "cuCtxPopCurrent_v2"};
   Function<void**, unsigned> make_stream{this, "cuStreamCreate"};
   Function<void*> synchronize{this, "cuStreamSynchronize"};
+  Function<void*> query{this, "cuStreamQuery"};
   Function<void*> destroy_stream{this, "cuStreamDestroy_v2"};
   Function<Address, Address, size_t, void*> copy{this, "cuMemcpyAsync"};
   Function<void*, int, Address> attribute{this, "cuPointerGetAttribute"};
+  Function<Address*, size_t> allocate{this, "cuMemAlloc_v2"};
+  Function<Address> free{this, "cuMemFree_v2"};
   Function<Allocation*, void*, int> import_memory{this, "cuMemImportFromShareableHandle"};
   Function<Allocation> drop{this, "cuMemRelease"};
   Function<Address*, size_t, size_t, Address, unsigned long long> reserve{this, "cuMemAddressReserve"};
@@ -183,10 +187,27 @@ absl::Status Gpu::Memory::Map(int fd) {
   return driver.Call(driver.set_access, address, bytes_, &access, 1);
 }
 
+absl::StatusOr<std::unique_ptr<Gpu::Memory>> Gpu::Allocate(uint64_t bytes) {
+  if (auto s = CheckNotFork(); !s.ok()) return s;
+  std::unique_ptr<Memory> memory(new Memory(shared_from_this(), bytes));
+  if (auto s = InContext([&] { return memory->Take(); }); !s.ok()) return s;
+  return memory;
+}
+
+absl::Status Gpu::Memory::Take() {
+  const Driver& driver = *gpu_->driver_;
+  Driver::Address address = 0;
+  if (auto s = driver.Call(driver.allocate, &address, bytes_); !s.ok()) return s;
+  address_ = address;
+  own_ = true;
+  return absl::OkStatus();
+}
+
 Gpu::Memory::~Memory() {
   if (address_ == 0 || getpid() != gpu_->process_) return;
   const auto unmap = [this] {
     const Driver& driver = *gpu_->driver_;
+    if (own_) return driver.Call(driver.free, address_);
     if (mapped_) driver.Call(driver.unmap, address_, bytes_).IgnoreError();
     driver.Call(driver.unreserve, address_, bytes_).IgnoreError();
     return absl::OkStatus();
@@ -218,6 +239,36 @@ absl::Status Gpu::Copy(void* to, const void* from, uint64_t bytes) {
     idle_.push_back(*stream);
     return done;
   });
+}
+
+absl::StatusOr<std::unique_ptr<Gpu::Stream>> Gpu::NewStream() {
+  if (auto s = CheckNotFork(); !s.ok()) return s;
+  void* handle = nullptr;
+  const auto make = [&] { return driver_->Call(driver_->make_stream, &handle, Driver::kNonBlocking); };
+  if (auto s = InContext(make); !s.ok()) return s;
+  return std::unique_ptr<Stream>(new Stream(shared_from_this(), handle));
+}
+
+absl::StatusOr<bool> Gpu::Stream::Done() const {
+  if (auto s = gpu_->CheckNotFork(); !s.ok()) return s;
+  const Driver& driver = *gpu_->driver_;
+  int error = Driver::kSuccess;
+  const absl::Status asked = gpu_->InContext([&] {
+    error = driver.query.call(handle_);
+    return error == Driver::kNotReady ? absl::OkStatus() : driver.Check(error, driver.query.name);
+  });
+  if (!asked.ok()) return asked;
+  return error == Driver::kSuccess;
+}
+
+Gpu::Stream::~Stream() {
+  if (getpid() != gpu_->process_) return;
+  const Driver& driver = *gpu_->driver_;
+  const auto end = [&] {
+    driver.Call(driver.synchronize, handle_).IgnoreError();
+    return driver.Call(driver.destroy_stream, handle_);
+  };
+  gpu_->InContext(end, true).IgnoreError();
 }
 
 absl::StatusOr<void*> Gpu::TakeStream() {

@@ -1,0 +1,25 @@
+// When NCCL counts as lost between a trainer and its daemon, and how the wire says so: by the message of an UNAVAILABLE, which
+// ends the Train stream. The trainer resumes it without NCCL.
+#pragma once
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+
+namespace ballast {
+
+inline constexpr double kNcclConnectS = 60;   // until both ends have come
+inline constexpr double kNcclPatienceS = 30;  // until bytes that the other end has told of are there
+
+inline constexpr absl::string_view kNcclLostPrefix = "NCCL is lost: ";
+
+inline absl::Status NcclLostError(absl::string_view why) {
+  return absl::UnavailableError(absl::StrCat(kNcclLostPrefix, why));
+}
+
+inline bool IsNcclLost(const absl::Status& status) {
+  return absl::IsUnavailable(status) && absl::StartsWith(status.message(), kNcclLostPrefix);
+}
+
+}  // namespace ballast
