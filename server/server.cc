@@ -145,9 +145,9 @@ class GrpcServer final : public Server {
   absl::Status AddPort(const Config& config, const CertificateKeeper* certificates, grpc::ServerBuilder* builder);
   void Accept(bool tls);
   RpcEnvironment environment() {
-    return {&devices_,      &runs_,          &sessions_, metrics_,      &shm_socket_,
-            message_bytes_, open_timeout_s_, &requests_, &connections_, &disk_requests_,
-            &imports_,      access_.get(),   &quotas_,   usual_quota_,  relays_.get()};
+    return {&devices_,       &runs_,       &sessions_,    metrics_,        &shm_socket_, message_bytes_,
+            open_timeout_s_, &requests_,   &connections_, &disk_requests_, &imports_,    access_.get(),
+            &quotas_,        usual_quota_, relays_.get(), &nccl_};
   }
   absl::Status OfferSharedMemory(const std::string& where);
 
@@ -157,6 +157,7 @@ class GrpcServer final : public Server {
   const Quota usual_quota_;
   Quotas quotas_;
   DevicePool devices_;
+  NcclOffer nccl_{&devices_};
   Sessions sessions_;
   RunRegistry runs_;
   const std::unique_ptr<Relays> relays_;  // none: runs train here
@@ -207,6 +208,7 @@ absl::Status GrpcServer::Listen(const Config& config, const CertificateKeeper* c
     runs_.RestoreAll();
   }
   if (relays_ == nullptr) RETURN_IF_ERROR(OfferSharedMemory(config.shm_socket));
+  if (config.nccl) RETURN_IF_ERROR(nccl_.Load());
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
   SetArguments(config, &builder);

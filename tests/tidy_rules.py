@@ -117,9 +117,9 @@ def dependency_direction(sources: list[Source]) -> list[str]:
 
 
 # The rooms of server/, in order: each includes only itself and those before it, and what lies in server/ itself, all.
-ROOMS = "base storage stability config spec step plan device store metrics follow access tls run convert relay slots rpc shm ops".split()
+ROOMS = "base storage stability config spec step plan device store metrics follow access tls run convert relay slots nccl rpc shm ops".split()
 PURE = {"stability", "spec", "step", "plan"}  # they decide: no threads, clocks or sockets
-MESSAGES = {"storage", "config", "metrics", "convert", "relay", "rpc", "shm", "ops", ""}  # Protobuf
+MESSAGES = {"storage", "config", "metrics", "convert", "relay", "nccl", "rpc", "shm", "ops", ""}  # Protobuf
 TRANSPORTS = {"relay", "rpc", "shm", ""}  # gRPC
 WORLD = re.compile(r"(yaml-cpp|prometheus|absl/synchronization|absl/time/clock|sys)/|Civet|thread$")
 

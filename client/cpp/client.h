@@ -95,8 +95,9 @@ struct ClientOptions {
 };
 
 // What carries the step stream. kAuto: shared memory with a daemon on this host, otherwise gRPC. kShm: shared memory,
-// or an error.
-enum class TransportChoice { kAuto, kGrpc, kShm };
+// or an error. kNccl: gRPC for messages, and NCCL for payloads, from AttachOptions::gpu to the daemon's; where that cannot be,
+// or is lost, as kAuto, with a line that says why.
+enum class TransportChoice { kAuto, kGrpc, kShm, kNccl };
 
 struct AttachOptions {
   std::string run_id;
@@ -107,8 +108,9 @@ struct AttachOptions {
   TransportChoice transport = TransportChoice::kAuto;
   // The GPU on which the trainer computes, torch's cuda:N of this process: gradients that are pushed may lie in its memory,
   // and are complete then (what was to write them is done). They go to the memory of the daemon's GPU, and weights come from
-  // there, where the transport is shared memory and this GPU reaches it; else through host memory. NOT_FOUND,
-  // FAILED_PRECONDITION: there is no such GPU, or no fit driver.
+  // there, where the transport is shared memory and this GPU reaches it, or NCCL; else through host memory. NOT_FOUND,
+  // FAILED_PRECONDITION: there is no such GPU, or no fit driver; or for kNccl no fit libnccl.so.2, of this process or else of
+  // the system.
   std::optional<int> gpu = {};
   // How long to wait for the end of a step that is open without this rank, as long as the daemon answers.
   double join_timeout_s = 3600;

@@ -242,6 +242,8 @@ absl::StatusOr<Attachment> DaemonClient::Attach(const AttachOptions& options) {
   }
   const auto gpu = TransportOpener::GpuOf(options);
   if (!gpu.ok()) return gpu.status();
+  const auto nccl = TransportOpener::NcclOf(options);
+  if (!nccl.ok()) return nccl.status();
   AttachOptions wanted = options;
   if (wanted.spec_sha256.empty() && spec_run_ == wanted.run_id) wanted.spec_sha256 = spec_sha256_;
   auto grant = TakeRank(*connection_, wanted);
@@ -258,7 +260,7 @@ absl::StatusOr<Attachment> DaemonClient::Attach(const AttachOptions& options) {
   if (!tensors.ok()) return tensors.status();
   auto stream = StepStream::Start(
       *connection_, options, *grant, *std::move(tensors),
-      [transports = TransportOpener(*connection_, options.transport, *gpu)](const auto& granted) mutable {
+      [transports = TransportOpener(*connection_, options.transport, *gpu, *nccl)](const auto& granted) mutable {
         return transports.Open(granted);
       },
       *gpu);

@@ -74,6 +74,7 @@ struct Config {
     bool on() const { return !upstream.empty(); }
   } relay;
   bool insecure = false;
+  bool nccl = false;
   std::string access;  // file; empty: none
   struct Tls {
     std::string certificate, key, client_ca;      // files; empty: none

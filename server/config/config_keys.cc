@@ -302,6 +302,7 @@ const std::vector<ConfigRow>& ConfigRows() {
       Row<&Config::idle_run_timeout_s>("idle_run_timeout", Range{0, 1e9, "s"}),
       Row<&Config::drain_timeout_s>("drain_timeout", Range{0, 3600, "s"}),
       Row<&Config::insecure>("insecure", AnyValue{}),
+      Row<&Config::nccl>("nccl", AnyValue{}),
       Row<kTls, &Config::Tls::client_certificates>("tls.client_certificates", OneOf{{"require", "none"}}),
       Row<kTls, &Config::Tls::certificate>("tls.certificate", CheckCertificate),
       Row<kTls, &Config::Tls::key>("tls.key", CheckBesideCertificate<&Config::Tls::key>),

@@ -19,6 +19,7 @@
 #include "server/base/retry_after.h"
 #include "server/base/utf8.h"
 #include "server/metrics/metrics.h"
+#include "server/nccl/nccl_offer.h"
 #include "server/relay/relays.h"
 #include "server/rpc/connection_table.h"
 #include "server/run/run_registry.h"
@@ -43,6 +44,7 @@ struct RpcEnvironment {
   Quotas* quotas = nullptr;
   Quota usual_quota = {};          // of who has no grant, where there is no access file
   const Relays* relays = nullptr;  // of a daemon that is a relay, and has no runs of its own
+  NcclOffer* nccl = nullptr;
 };
 
 // Refuses a stream's message that is too long. gRPC has only one limit for all calls, which must admit a RunSpec.

@@ -71,6 +71,10 @@ RankMessage ToRankMessage(Run* run, v1::TrainRequest* request, Payload payload) 
     return message::Bad{converted.status()};
   };
   if (request->has_gradient()) {
+    if (request->gradient().has_nccl() && !payload.on_device()) {
+      return message::Bad{absl::InvalidArgumentError(
+          "a gradient's payload is said to come by NCCL, in a batch, or on a stream whose Opened has no slots")};
+    }
     if (payload.size() == 0) payload = Payload(std::move(*request->mutable_gradient()->mutable_data()));
     return ToGradient(run, request->gradient(), std::move(payload));
   }
@@ -117,7 +121,7 @@ void AddRankMessages(Run* run, v1::TrainRequest* request, Payload payload, std::
 }
 
 bool AreSmall(const v1::Weights& weights) {
-  return weights.chunk() == 0 && weights.last() && weights.scales_size() == 0 &&
+  return weights.chunk() == 0 && weights.last() && weights.scales_size() == 0 && !weights.has_nccl() &&
          weights.data().size() <= kMostJoinedBytes;
 }
 

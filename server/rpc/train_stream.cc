@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/batch.h"
+#include "proto/nccl/nccl_loss.h"
 
 #include "server/base/status_macros.h"
 #include "server/convert/convert.h"
@@ -15,6 +16,8 @@
 
 namespace ballast {
 namespace {
+
+constexpr size_t kMostWhyBytes = 1000;
 
 void AddBatch(Run* run, v1::RequestBatch* batch, std::vector<RankMessage>* messages) {
   int64_t count = 0;  // each tensor of small gradients is one
@@ -67,7 +70,8 @@ std::shared_ptr<Run> TrainStream::run() {
 
 void TrainStream::ReadOn() {
   absl::MutexLock lock(&mu_);
-  if (ended_ || reading_ || input_closed_ || unconsumed_ >= kMostUnconsumed) return;
+  const int most = lane_ == nullptr ? kMostUnconsumed : kMostByNccl;
+  if (ended_ || reading_ || input_closed_ || unconsumed_ >= most) return;
   reading_ = true;
   StartRead(&request_);
 }
@@ -88,9 +92,11 @@ void TrainStream::OnReadDone(bool ok) {
     const absl::Status s = ok ? Bind() : absl::InvalidArgumentError("the stream ended before its first message");
     if (!s.ok()) return Finish(s);
   } else if (ok) {
-    Take(bound);
+    const size_t bytes = request_.ByteSizeLong();
+    OnInput(std::move(request_));
+    LetGoOfLarge(bytes, &request_);
   } else if (!cancelled) {
-    bound->OnInputClosed(self);
+    OnInput(std::nullopt);
   }
   {
     absl::MutexLock lock(&mu_);
@@ -99,20 +105,30 @@ void TrainStream::OnReadDone(bool ok) {
   ReadOn();
 }
 
-void TrainStream::Take(const std::shared_ptr<Run>& bound) {
-  std::vector<RankMessage> messages;
-  const size_t bytes = request_.ByteSizeLong();
-  if (absl::Status s = CheckMessageBytes(bytes, environment_); !s.ok()) {
-    messages.push_back(message::Bad{std::move(s)});
-  } else if (!request_.has_batch()) {
-    AddRankMessages(bound.get(), &request_, {}, &messages);
-  } else {
-    AddBatch(bound.get(), request_.mutable_batch(), &messages);
-  }
-  LetGoOfLarge(bytes, &request_);
+void TrainStream::OnInput(std::optional<v1::TrainRequest> request) {
+  std::shared_ptr<Run> bound;
   {
     absl::MutexLock lock(&mu_);
-    unconsumed_ += static_cast<int>(messages.size());
+    if (request) ++unconsumed_;
+    bound = run_;
+  }
+  if (lane_ != nullptr && lane_->receiver().Queue(&request)) return;
+  Deliver(bound, std::move(request), {});
+}
+
+void TrainStream::Deliver(const std::shared_ptr<Run>& bound, std::optional<v1::TrainRequest> request, Payload payload) {
+  if (!request) return bound->OnInputClosed(shared_from_this());
+  std::vector<RankMessage> messages;
+  if (absl::Status s = CheckMessageBytes(request->ByteSizeLong(), environment_); !s.ok()) {
+    messages.push_back(message::Bad{std::move(s)});
+  } else if (!request->has_batch()) {
+    AddRankMessages(bound.get(), &*request, std::move(payload), &messages);
+  } else {
+    AddBatch(bound.get(), request->mutable_batch(), &messages);
+  }
+  {
+    absl::MutexLock lock(&mu_);
+    unconsumed_ += static_cast<int>(messages.size()) - 1;  // the request was counted as one
   }
   bound->OnMessages(shared_from_this(), std::move(messages));
 }
@@ -123,6 +139,7 @@ absl::Status TrainStream::Bind() {
   ASSIGN_OR_RETURN(TrainBinding binding, BindTrain(environment_, request_));
   ASSIGN_OR_RETURN(place_, AdmitStream(environment_, caller_, "Train", binding.run->spec().run_id, &record_));
   environment_.connections->Trust(peer_);
+  if (request_.open().has_nccl()) OpenLane(*binding.run, request_.open().nccl());
   {
     absl::MutexLock lock(&mu_);
     run_ = binding.run;
@@ -130,8 +147,40 @@ absl::Status TrainStream::Bind() {
     out_.set_takes_small_weights(request_.open().takes_small_weights());
   }
   LetGoOfLarge(bytes, &request_);
+  RETURN_IF_ERROR(StartLane());
   binding.run->OpenStream(shared_from_this(), std::move(binding.opened));
   return absl::OkStatus();
+}
+
+void TrainStream::OpenLane(const Run& run, const v1::NcclIds& ids) {
+  auto lane = environment_.nccl->Open(run, ids);
+  if (lane.ok()) {
+    lane_ = *std::move(lane);
+  } else {
+    why_no_nccl_ = ValidUtf8(std::string(lane.status().message()), kMostWhyBytes);
+  }
+}
+
+absl::Status TrainStream::StartLane() {
+  if (lane_ == nullptr) return absl::OkStatus();
+  const auto weak = weak_from_this();
+  const auto deliver = [weak](std::optional<v1::TrainRequest> request, Payload payload) {
+    const auto self = weak.lock();
+    if (self == nullptr) return;
+    self->Deliver(self->run(), std::move(request), std::move(payload));
+    self->ReadOn();
+  };
+  const auto on_room = [weak] {
+    if (const auto self = weak.lock()) self->run()->OnRoom();
+  };
+  const auto on_lost = [weak](const absl::Status& why) {
+    const auto self = weak.lock();
+    if (self == nullptr) return;
+    Log(LogLevel::kWarn, "transport", "a rank's NCCL is lost, and it goes on without",
+        {{"run_id", self->run()->spec().run_id}, {"peer", self->peer_}, {"err", std::string(why.message())}});
+    self->Finish(NcclLostError(why.message()));
+  };
+  return environment_.nccl->Start(lane_, {.deliver = deliver, .on_room = on_room, .on_lost = on_lost});
 }
 
 void TrainStream::Consumed() {
@@ -160,17 +209,53 @@ void TrainStream::WriteNext() {
 }
 
 Written TrainStream::WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) {
-  FillWeights(chunk, run()->spec(), piece, response_.mutable_weights());
+  v1::Weights* const weights = response_.mutable_weights();
+  FillWeights(chunk, run()->spec(), piece, weights);
+  const bool by_nccl = piece->place != nullptr && piece->placed_bytes > 0;
+  weights->clear_nccl();
+  if (by_nccl) weights->mutable_nccl()->set_bytes(static_cast<uint32_t>(piece->placed_bytes));
   const Written written = Send();
-  if (written == Written::kOver) TakeBack(piece);
+  if (by_nccl && written != Written::kOver) lane_->sender().Give(piece->slot, piece->placed_bytes);
+  if (piece->place == nullptr && written == Written::kOver) TakeBack(piece);
   return written;
 }
 
-void TrainStream::TakeBack(WeightPiece* piece) { response_.mutable_weights()->mutable_data()->swap(piece->data); }
+void TrainStream::TakeBack(WeightPiece* piece) {
+  if (piece->place == nullptr) return response_.mutable_weights()->mutable_data()->swap(piece->data);
+  if (piece->placed_bytes == 0) return Unlend(piece);  // nothing is to be sent
+  piece->place = nullptr;
+  piece->on_device = false;
+}
+
+bool TrainStream::Lend(WeightPiece* piece, bool small) {
+  if (small || lane_ == nullptr || !lane_->connected()) return true;
+  const auto slot = lane_->sender().Take();
+  if (!slot) return false;
+  piece->slot = *slot;
+  piece->place = lane_->sender().slots().at(*slot);
+  piece->on_device = true;
+  piece->crc32c = 0;
+  return true;
+}
+
+void TrainStream::Unlend(WeightPiece* piece) {
+  if (piece->place == nullptr) return;
+  lane_->sender().PutBack(piece->slot);
+  piece->place = nullptr;
+  piece->on_device = false;
+}
 
 Written TrainStream::Write(const StreamOutput& output) {
   response_ = FromOutput(output, run()->spec());
-  if (response_.has_opened()) response_.mutable_opened()->set_takes_batches(true);
+  if (response_.has_opened()) {
+    response_.mutable_opened()->set_takes_batches(true);
+    if (lane_ != nullptr) *response_.mutable_opened()->mutable_nccl() = lane_->slots();
+    if (!why_no_nccl_.empty()) response_.mutable_opened()->mutable_nccl()->set_why_none(why_no_nccl_);
+  }
+  if (response_.has_credit() && lane_ != nullptr) {
+    const std::vector<uint32_t> returned = lane_->receiver().TakeReturned();
+    response_.mutable_credit()->mutable_nccl_slots()->Add(returned.begin(), returned.end());
+  }
   return Send();
 }
 
@@ -202,6 +287,7 @@ void TrainStream::Record(const absl::Status& status) { run_ == nullptr ? record_
 
 void TrainStream::OnGone() {
   environment_.metrics->OnStreams(-1);
+  if (lane_ != nullptr) lane_->Stop();
   // A stream that was cancelled while it was being bound reaches its run only on this path.
   if (const auto bound = run(); bound != nullptr) bound->OnStreamGone(shared_from_this());
 }

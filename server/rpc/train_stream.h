@@ -4,6 +4,9 @@
 // gRPC calls the reactions on its threads; the strand calls RankStream's methods. Its life and its end: stream_call.h.
 // A stream whose first message does not come within open_timeout_s is ended. Memory: at most kMostUnconsumed messages,
 // or one batch, that the strand has not yet consumed; one message that waits to be written; and the ResponseQueue.
+//
+// Where Open asks for it, payloads go by NCCL beside the call (server/nccl/): gradients then wait in slots on the run's device,
+// where weights are encoded too. An error there ends the stream, which the trainer resumes without.
 #pragma once
 
 #include <grpcpp/alarm.h>
@@ -16,6 +19,7 @@
 #include "absl/base/thread_annotations.h"
 
 #include "ballast/v1/trainer.grpc.pb.h"
+#include "server/nccl/nccl_lane.h"
 #include "server/rpc/response_queue.h"
 #include "server/rpc/stream_call.h"
 #include "server/run/rank_stream.h"
@@ -26,19 +30,22 @@ class TrainStream final : public StreamCall<grpc::ServerBidiReactor<v1::TrainReq
                           public RankStream,
                           public std::enable_shared_from_this<TrainStream> {
  public:
-  static constexpr int kMostUnconsumed = 8;
+  static constexpr int kMostUnconsumed = 8, kMostByNccl = 64;  // the latter have no payload
 
   static TrainStream* Start(const RpcEnvironment& environment, grpc::CallbackServerContext* context);
 
   Written WriteWeights(const WeightsChunk& chunk, WeightPiece* piece) override;
   void TakeBack(WeightPiece* piece) override;
+  bool Lend(WeightPiece* piece, bool small) override;
+  void Unlend(WeightPiece* piece) override;
   Written Write(const StreamOutput& output) override;
   void Flush() override;
   void Finish(absl::Status status) override { End(status); }
   void Cancel() override { TryCancel(); }
   void Consumed() override;
   const std::string& peer() const override { return peer_; }
-  const char* transport() const override { return "grpc"; }
+  const char* transport() const override { return on_device() ? "nccl" : "grpc"; }
+  bool on_device() const override { return lane_ != nullptr; }
 
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
@@ -51,8 +58,13 @@ class TrainStream final : public StreamCall<grpc::ServerBidiReactor<v1::TrainReq
   absl::Status CheckCaller(const grpc::CallbackServerContext& context);
   void OnOpenOverdue();
   absl::Status Bind();
+  // By NCCL, as the rank asks; or why_no_nccl_ says why not.
+  void OpenLane(const Run& run, const v1::NcclIds& ids);
+  absl::Status StartLane();
   void ReadOn();
-  void Take(const std::shared_ptr<Run>& bound);
+  void OnInput(std::optional<v1::TrainRequest> request);
+  // nullopt: the rank says no more.
+  void Deliver(const std::shared_ptr<Run>& bound, std::optional<v1::TrainRequest> request, Payload payload);
   Written Send();
   void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TellGrpc(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) override;
@@ -66,6 +78,10 @@ class TrainStream final : public StreamCall<grpc::ServerBidiReactor<v1::TrainReq
   grpc::Alarm open_alarm_;      // when the first message is overdue
   v1::TrainRequest request_;    // of the read under way
   v1::TrainResponse response_;  // what the strand sends
+
+  // Both from Open on, before the run has the stream.
+  std::shared_ptr<NcclLane> lane_;
+  std::string why_no_nccl_;
 
   std::shared_ptr<Run> run_ ABSL_GUARDED_BY(mu_);  // from Open on
   ResponseQueue out_ ABSL_GUARDED_BY(mu_);

@@ -74,6 +74,13 @@ void OfferSharedMemory(const RpcEnvironment& environment, v1::AttachResponse* re
   response->set_shm_socket(*environment.shm_socket);
 }
 
+void OfferNccl(const RpcEnvironment& environment, const v1::AttachRequest& request, const Run& run,
+               v1::AttachResponse* response) {
+  if (request.nccl_version() == 0) return;
+  const absl::Status offered = environment.nccl->Check(request.nccl_version(), run);
+  offered.ok() ? response->add_lanes("nccl") : response->set_why_no_nccl(std::string(offered.message()));
+}
+
 bool Knows(const v1::AttachRequest& request, const char* feature) {
   return std::find(request.features().begin(), request.features().end(), feature) != request.features().end();
 }
@@ -194,6 +201,7 @@ grpc::ServerUnaryReactor* TrainerService::Attach(grpc::CallbackServerContext* co
     if (reply.ok()) {
       *response = FromAttachReply(*reply, run->spec());
       OfferSharedMemory(environment_, response);
+      OfferNccl(environment_, *request, *run, response);
       response->set_protocol(kProtocolMax);
       response->set_takes_load_batches(true);
       const Sessions::Session session{

@@ -101,7 +101,7 @@ class RankStream : public WeightSink {
   virtual Written Write(const StreamOutput& output) = 0;  // anything but WeightsChunk
   virtual void Consumed() = 0;                            // one message's memory is free: another may be read
   virtual const std::string& peer() const = 0;
-  virtual const char* transport() const = 0;  // grpc | shm | gpu
+  virtual const char* transport() const = 0;  // grpc | shm | gpu | nccl
   // The rank can send no more before some of what it sent is summed, whatever its credit.
   virtual bool full() const { return false; }
   // Gradients come in the memory of the run's device, and weights are wanted there, but for what is small or cut.

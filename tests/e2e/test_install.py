@@ -77,6 +77,7 @@ def test_each_header_compiles_by_itself(installed, tmp_path):
         "subscriber.h",
         "admin.pb.h",
         "follow.pb.h",
+        "nccl.pb.h",
         "run.pb.h",
         "trainer.pb.h",
     }

@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "proto/nccl/nccl.h"
 #include "proto/protocol_version.h"
 #include "proto/rewound.h"
 #include "proto/utf8.h"
@@ -28,6 +29,8 @@ v1::AttachRequest Request(const AttachOptions& options) {
   *request.mutable_coverage() = CoverageOf(options.shards);
   request.set_from_step(options.from_step);
   request.set_again_step(options.again_step);
+  if (options.transport != TransportChoice::kNccl) return request;
+  if (const auto nccl = Nccl::Load(); nccl.ok()) request.set_nccl_version((*nccl)->version());
   return request;
 }
 

@@ -19,8 +19,13 @@ class GrpcTransport final : public Transport {
 
   void Start(const v1::TrainRequest& open) override;
   bool Write(v1::TrainRequest* request, bool more) override;
+  // As Write, and never as one of several.
+  bool WriteAlone(const v1::TrainRequest& request) { return Flush() && stream_->Write(request); }
   bool WritesDone() override { return Flush() && stream_->WritesDone(); }
   bool Read(v1::TrainResponse* response, absl::Span<const std::byte>* data) override;
+  // How many responses have arrived beyond those that were read, and the number'th of them. Of the reading thread.
+  int ahead() const { return arrived_.batch().responses_size() - next_; }
+  const v1::TrainResponse& ahead(int number) const { return arrived_.batch().responses(next_ + number); }
   void Cancel() override { context_.TryCancel(); }
   absl::Status Finish() override { return FromGrpc(stream_->Finish()); }
 

@@ -2,9 +2,11 @@
 
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 
 #include "client/cpp/transport/grpc_transport.h"
+#include "client/cpp/transport/nccl_transport.h"
 
 namespace ballast {
 namespace {
@@ -14,6 +16,31 @@ namespace {
 constexpr double kFirstPatienceS = 10, kPatienceS = 0.5;
 
 }  // namespace
+
+absl::StatusOr<std::shared_ptr<const Nccl>> TransportOpener::NcclOf(const AttachOptions& options) {
+  if (options.transport != TransportChoice::kNccl) return nullptr;
+  if (!options.gpu) {
+    return absl::FailedPreconditionError(
+        "the transport nccl is between GPUs: say which is the trainer's, in "
+        "AttachOptions.gpu, or choose the transport auto");
+  }
+  return Nccl::Load();
+}
+
+std::unique_ptr<Transport> TransportOpener::OpenNccl(const v1::AttachResponse& grant) {
+  if (nccl_ == nullptr || !no_nccl_->empty()) return nullptr;
+  const auto on_none = [none = no_nccl_, &connection = connection_](const std::string& why) {
+    *none = why;
+    connection.Log(absl::StrCat("no NCCL with the daemon at ", connection.server(), " (", why,
+                                "); payloads go over shared memory or gRPC"));
+  };
+  if (absl::c_linear_search(grant.lanes(), "nccl")) {
+    return std::make_unique<NcclTransport>(connection_,
+                                           NcclTransport::Parts{.nccl = nccl_, .gpu = gpu_, .on_none = on_none});
+  }
+  on_none(grant.why_no_nccl().empty() ? "the daemon is older, and does not know it" : grant.why_no_nccl());
+  return nullptr;
+}
 
 absl::StatusOr<std::unique_ptr<ShmTransport>> TransportOpener::OpenShm(const v1::AttachResponse& grant) {
   const double patience_s = std::exchange(asked_, true) ? kPatienceS : kFirstPatienceS;
@@ -34,6 +61,7 @@ void TransportOpener::Tell(std::string line) {
 }
 
 absl::StatusOr<std::unique_ptr<Transport>> TransportOpener::Open(const v1::AttachResponse& grant) {
+  if (auto transport = OpenNccl(grant)) return transport;
   const bool offered = !grant.shm_socket().empty();
   if (wish_ != TransportChoice::kGrpc && offered) {
     auto transport = OpenShm(grant);

@@ -17,6 +17,7 @@
 
 #include "tests/client/quiet_client.h"
 #include "tests/client/transport/unix_cutter.h"
+#include "tests/eventually.h"
 
 namespace ballast {
 
@@ -29,6 +30,7 @@ struct TeamRank {
   std::optional<int> gpu = {};
   // Where a gradient lies when it is pushed, until the next.
   std::function<absl::Span<const std::byte>(absl::Span<const std::byte> gradient)> place = [](auto g) { return g; };
+  bool awaits_gpu = false;  // it begins when its gradients go to memory of a GPU
 };
 inline std::vector<TeamRank> Ranks(uint32_t world, TransportChoice transport) {
   return std::vector<TeamRank>(world, TeamRank{transport});
@@ -108,6 +110,9 @@ inline std::vector<float> TrainTeam(
                                                  .gpu = team[rank].gpu});
     EXPECT_TRUE(attached.ok()) << attached.status();
     for (uint32_t i = 0; i < kTeamTensors; ++i) weights[rank].emplace_back(kTeamElements[i] * (i % 2 == 0 ? 4 : 2));
+    if (team[rank].awaits_gpu) {
+      EXPECT_SOON(clients[rank]->shares_gpu(), true);
+    }
     if (rank > 0) continue;
     std::vector<TensorView> views;
     for (uint32_t i = 0; i < kTeamTensors; ++i) {

@@ -100,7 +100,7 @@ TEST_F(ConfigTest, ErrorsInTheFileNameLineAndFix) {
   EXPECT_EQ(ErrorOfFile("listen: 127.0.0.1:1\n\nops_htp:\n  listen: off\n"),
             "ballast.yaml:3: unknown key 'ops_htp'; did you mean 'ops_http'? valid: listen, device, threads, "
             "memory_limit, max_runs, reflection, ops_http, log, limits, drain_timeout, shm_socket, watchdog, "
-            "end_with_stdin, idle_run_timeout, storage, insecure, tls, relay, access");
+            "end_with_stdin, idle_run_timeout, storage, insecure, tls, relay, nccl, access");
   EXPECT_EQ(ErrorOfFile("log:\n  levl: info\n"),
             "ballast.yaml:2: unknown key 'log.levl'; did you mean 'level'? valid: level, format");
   EXPECT_EQ(ErrorOfFile("threads: 1\nthreads: 2\n"),
@@ -318,7 +318,7 @@ TEST_F(ConfigTest, PrintedConfigurationIsReadBackTheSame) {
   const std::string text =
       "listen: \"[::1]:1\"\ndevice: \"cuda:3\"\nthreads: 7\nmemory_limit: 12345\nmax_runs: 5\nreflection: true\n"
       "drain_timeout: 1.5s\nshm_socket: \"/run/here\"\nwatchdog: 1m\nend_with_stdin: true\nidle_run_timeout: "
-      "36h\ninsecure: true\naccess: \"/a.yaml\"\nops_http:\n  listen: \"off\"\n  hosts: "
+      "36h\ninsecure: true\nnccl: true\naccess: \"/a.yaml\"\nops_http:\n  listen: \"off\"\n  hosts: "
       "[\"vm.lan\", "
       "\"*\"]\n  tls: true\n  token_file: \"/t\"\nlog:\n  level: \"warn\"\n  "
       "format: \"text\"\nlimits:\n"
