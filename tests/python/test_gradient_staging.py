@@ -68,10 +68,13 @@ def test_where_a_gpu_is_shared_large_gradients_have_a_ring_there_and_the_order_s
         assert torch.equal(values, gradient)
 
 
-def test_a_model_that_is_not_on_one_gpu_cannot_use_its_memory(admin: ballast._core.Client, run: str) -> None:
+@pytest.mark.parametrize("transport", ["gpu", "nccl"])
+def test_a_model_that_is_not_on_one_gpu_cannot_use_its_memory(
+    admin: ballast._core.Client, run: str, transport: str
+) -> None:
     parameter = torch.nn.Parameter(torch.ones(4))
-    optimizer = ballast.AdamW([("w", parameter)], server=admin.server, run=run, transport="gpu")
-    with pytest.raises(ballast.Rejected, match="transport='gpu': all parameters must be on one GPU.*are on cpu"):
+    optimizer = ballast.AdamW([("w", parameter)], server=admin.server, run=run, transport=transport)
+    with pytest.raises(ballast.Rejected, match=f"'{transport}': all parameters must be on one GPU.*are on cpu"):
         optimizer.connect()
     assert run not in [status["run_id"] for status in admin.list_runs()["runs"]]
 

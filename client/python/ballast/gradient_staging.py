@@ -33,13 +33,13 @@ def is_staged(gradient: Tensor) -> bool:
     return gradient.is_cuda and torch.version.hip is None
 
 
-def gpu_of(parameters: Iterable[Tensor]) -> int:
-    """The number of the GPU that they are all on. Rejected if they are not on one, or on AMD's."""
+def gpu_of(parameters: Iterable[Tensor], transport: str) -> int:
+    """The number of the GPU that they are all on, as the transport wants it. Rejected if they are not on one, or on AMD's."""
     devices = {parameter.device for parameter in parameters}
     if len(devices) != 1 or not next(iter(devices)).type == "cuda" or torch.version.hip is not None:
         found = ", ".join(sorted(str(device) for device in devices))
         raise Rejected(
-            f"transport='gpu': all parameters must be on one GPU, NVIDIA's, and are on {found}; leave it out"
+            f"transport={transport!r}: all parameters must be on one GPU, NVIDIA's, and are on {found}; leave it out"
         )
     index: int | None = next(iter(devices)).index
     return torch.cuda.current_device() if index is None else index

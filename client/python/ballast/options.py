@@ -147,8 +147,8 @@ class RunOptions(TypedDict, total=False):
     max_world: how many ranks a run of sharded parameters may come to have, when more go on with it than have begun it: the
         daemon reserves memory for so many. Default: world.
     transport: "auto": gradients and weights go through memory shared with the daemon where it is on the same host,
-        else over "grpc". "shm": refuse to go on without shared memory. "gpu": likewise, of a model on one GPU, and through the
-        memory of the daemon's GPU if that can be (else the log says why); not yet run on a real one.
+        else over "grpc". "shm": refuse to go on without it. "gpu": likewise, of a model on one GPU, in memory of the daemon's GPU
+        if that can be. "nccl": to a daemon's GPU anywhere by NCCL if that can be, else as "auto". Neither has yet run on a GPU.
     connect_timeout, reconnect_timeout: seconds to wait for the daemon in the constructor, 3 by default, and for one that was
         lost afterwards, in a step or beside it; 15.
     join_timeout: seconds to wait, when joining the run, for the end of a step that is being made without this trainer; 3600
@@ -202,7 +202,7 @@ class RunOptions(TypedDict, total=False):
     world: int | None
     world_size: int | None
     max_world: int | None
-    transport: Literal["auto", "grpc", "shm", "gpu"]
+    transport: Literal["auto", "grpc", "shm", "gpu", "nccl"]
     connect_timeout: float
     reconnect_timeout: float
     join_timeout: float

@@ -102,8 +102,8 @@ def _start_over(options: Mapping[str, Any], world: Any) -> bool:
 
 
 def _transport(given: Any) -> str:
-    if given not in ("auto", "grpc", "shm", "gpu"):
-        raise Rejected(f"transport={given!r}: it must be 'auto', 'grpc', 'shm' or 'gpu'")
+    if given not in ("auto", "grpc", "shm", "gpu", "nccl"):
+        raise Rejected(f"transport={given!r}: it must be 'auto', 'grpc', 'shm', 'gpu' or 'nccl'")
     return str(given)
 
 

@@ -57,7 +57,8 @@ class Session(Amending):
         self._bindings = bind_all(description.tensors, description.formats, description.error_feedback)
         for binding, known in zip(self._bindings, past._bindings if past else []):
             binding.go_on_from(known)
-        self._gpu = gpu_of(binding.parameter for binding in self._bindings) if rank.transport == "gpu" else None
+        placed = rank.transport in ("gpu", "nccl")
+        self._gpu = gpu_of((binding.parameter for binding in self._bindings), rank.transport) if placed else None
         self._by_id = {id(binding.parameter): binding for binding in self._bindings}
         self.trained = self._by_id.keys()
         self._changes = ChangedWeights(self._run, description.changed_weights, self._bindings)

@@ -47,9 +47,10 @@ Shards MakeShards(const ShardTuples& tuples) {
 nb::dict Attach(const PyClient& self, const std::string& run_id, uint32_t rank, uint32_t world, bool takeover,
                 double wait_s, const std::string& transport, double join_timeout_s, const ShardTuples& shards,
                 const std::string& spec_sha256, std::optional<int> gpu) {
-  const TransportChoice wish = transport == "grpc"  ? TransportChoice::kGrpc
-                               : transport == "shm" ? TransportChoice::kShm
-                                                    : TransportChoice::kAuto;
+  const TransportChoice wish = transport == "grpc"   ? TransportChoice::kGrpc
+                               : transport == "shm"  ? TransportChoice::kShm
+                               : transport == "nccl" ? TransportChoice::kNccl
+                                                     : TransportChoice::kAuto;
   AttachOptions options{.run_id = run_id, .rank = rank, .world = world, .takeover = takeover, .wait_s = wait_s};
   options.transport = wish;
   options.join_timeout_s = join_timeout_s;
