@@ -212,10 +212,13 @@ def trainer(folder: Path) -> list[str]:
 
 
 def checks(rows: list[dict]) -> list[str]:
+    def said(row: dict) -> str:
+        if "skipped" in row:
+            return f"{UNMEASURED}: {row['skipped']}"
+        return "yes" if row["holds"] else f"NO {row.get('error', '')}"
+
     rows = [row for row in rows if "check" in row]
-    return table(
-        ["check", "holds"], [[row["check"], "yes" if row["holds"] else f"NO {row.get('error', '')}"] for row in rows]
-    )
+    return table(["check", "holds"], [[row["check"], said(row)] for row in rows])
 
 
 def steps(rows: list[dict]) -> list[str]:

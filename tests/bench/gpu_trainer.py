@@ -5,8 +5,8 @@
 
 FOLDER holds bin/ballastd (`deploy/setup.sh portable`). Two parts:
   checks   a small transformer, 20 steps each: gradients that are staged (ballast.gradient_staging) give the losses, to the bit,
-           of gradients that the trainer waits for; on a daemon on the GPU those of one on CPUs; through that GPU's memory those
-           that go through the host's; overlap_forward, accumulation
+           of gradients that the trainer waits for; on a daemon on the GPU those of one on CPUs; through that GPU's memory, and by
+           NCCL where torch's libnccl.so.2 is found, those that go through the host's; overlap_forward, accumulation
            and autocast with ballast.GradScaler end with the daemon's weights on the GPU, to the bit
   steps    a transformer in bf16 through Ballast, by each transport, with the daemon on the same GPU and on the host's CPUs,
            beside torch's fused AdamW on the GPU, whose weights are bf16 too, and fp32 under autocast: seconds of a step, of it until backward() returned, and the GPU memory of weights,
@@ -29,6 +29,7 @@ from gpu_training import SKIPPED, daemon
 
 CHECK_STEPS = 20
 ON_CPUS = ", daemon on CPUs"
+BETWEEN_GPUS = ("gpu", "nccl")
 
 
 def why_not(device: str) -> str:
@@ -94,6 +95,8 @@ def train_small(server: str, run: str, device: str, accumulation: int = 1, scale
     opt = ballast.AdamW(
         model.named_parameters(), lr=1e-3, server=server, run=run, gradient_accumulation_steps=accumulation, **options
     )
+    if options.get("transport") in BETWEEN_GPUS:
+        await_gpu(opt)
     scaler = ballast.GradScaler(opt) if scaled else None
     batch, losses = next(batches(512, 4, 64, device)), []
     for _ in range(CHECK_STEPS):
@@ -106,6 +109,37 @@ def train_small(server: str, run: str, device: str, accumulation: int = 1, scale
         opt.zero_grad(set_to_none=True)
         losses.append(loss.item())
     return losses, differing(opt, model)
+
+
+def await_gpu(opt):
+    """Until gradients go to a GPU's memory: NCCL connects while a trainer trains, and would be found idle."""
+    opt.connect()
+    client, by = opt._membership.connected(), time.monotonic() + 30
+    while not client.shares_gpu:
+        if time.monotonic() > by:
+            raise RuntimeError("after 30 s gradients do not go to a GPU's memory; the log says why")
+        time.sleep(0.01)
+
+
+def nccl_folder() -> str:
+    """Where torch's libnccl.so.2 is; empty: not found."""
+    import importlib.util
+
+    found = importlib.util.find_spec("nvidia.nccl") if importlib.util.find_spec("nvidia") else None
+    folders = [f"{folder}/lib" for folder in found.submodule_search_locations or ()] if found else []
+    return next((folder for folder in folders if Path(folder, "libnccl.so.2").exists()), "")
+
+
+def daemon_for(transport: str, ballastd: Path, place: str):
+    if transport != "nccl":
+        return daemon(ballastd, place)
+    # NCCL refuses two processes on one GPU, unless they seem to be on different hosts.
+    os.environ["NCCL_HOSTID"] = "trainer"
+    return daemon(ballastd, place, "--nccl", NCCL_HOSTID="daemon", LD_LIBRARY_PATH=with_libraries(nccl_folder()))
+
+
+def with_libraries(folder: str) -> str:
+    return ":".join(path for path in (folder, os.environ.get("LD_LIBRARY_PATH", "")) if path)
 
 
 def differing(opt, model) -> int:
@@ -154,10 +188,20 @@ def unstaged():
         gradient_staging.is_staged = binding.is_staged = kept
 
 
+def ways_between_gpus(device: str, out) -> list[tuple[str, str]]:
+    if device != "cuda":
+        return []
+    ways = [("the GPU's memory", "gpu")]
+    if nccl_folder():
+        return [*ways, ("NCCL", "nccl")]
+    print(json.dumps({"check": "NCCL", "skipped": "there is no libnccl.so.2 beside torch"}), file=out, flush=True)
+    return ways
+
+
 def checks(ballastd: Path, device: str, out) -> bool:
 
     def run(name: str, place: str, **options):
-        with daemon(ballastd, place) as server:
+        with daemon_for(options.get("transport", ""), ballastd, place) as server:
             losses, differ = train_small(server, run_id(name), device, **options)
         row = {"check": name, "last_loss": losses[-1], "differing": differ}
         return losses, check(row, differ == 0 and math.isfinite(losses[-1]) and losses[-1] < losses[0], out)
@@ -169,12 +213,12 @@ def checks(ballastd: Path, device: str, out) -> bool:
     well &= one & check({"check": "staged gives the losses of waited for"}, staged == waited, out)
     on_cpu, one = run("daemon on CPUs", "cpu")
     well &= one & check({"check": "a daemon on CPUs gives the losses of one on a GPU"}, staged == on_cpu, out)
-    if device == "cuda":
+    for name, transport in ways_between_gpus(device, out):
         try:
-            through, one = run("in the GPU's memory", gpu, transport="gpu")
-            well &= one & check({"check": "the GPU's memory gives the losses of the host's"}, staged == through, out)
+            through, one = run(f"by {name}", gpu, transport=transport)
+            well &= one & check({"check": f"{name} gives the losses of the host's memory"}, staged == through, out)
         except Exception as error:  # the others are to run too
-            well &= check({"check": "in the GPU's memory", "error": f"{type(error).__name__}: {error}"}, False, out)
+            well &= check({"check": f"by {name}", "error": f"{type(error).__name__}: {error}"}, False, out)
     for name, options in (
         ("grpc", {"transport": "grpc"}),
         ("accumulation", {"accumulation": 3}),
@@ -217,6 +261,8 @@ def time_steps(side: str, size: dict, tokens: int, device: str, server: str, ste
     autocast = "bfloat16" if side.endswith("fp32, autocast") else ""
     model = make_model(size["width"], size["layers"], size["words"], device, "float32" if autocast else "bfloat16")
     opt = make_optimizer(side, model, server)
+    if side.split()[-1] in BETWEEN_GPUS:
+        await_gpu(opt)
     data = batches(size["words"], tokens // size["length"], size["length"], device)
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -257,13 +303,15 @@ def time_all(ballastd: Path, options, out):
             "ballast shm",
             f"ballast shm{ON_CPUS}",
             *(("ballast gpu",) if options.device == "cuda" else ()),
+            *(("ballast nccl",) if options.device == "cuda" and nccl_folder() else ()),
             "ballast grpc",
         )
         for side in ("torch bf16", "torch fp32, autocast", *ours):
             if time.monotonic() - began > options.seconds:
                 print(json.dumps({"side": side, "tokens": tokens, "skipped": "no time left"}), file=out, flush=True)
                 continue
-            with daemon(ballastd, "cpu" if side.endswith(ON_CPUS) else gpu) as server:
+            place = "cpu" if side.endswith(ON_CPUS) else gpu
+            with daemon_for(side.split()[-1], ballastd, place) as server:
                 row = time_steps(side, size, tokens * size["length"], options.device, server, options.steps)
             print(json.dumps(row), file=out, flush=True)
             if options.device == "cuda":

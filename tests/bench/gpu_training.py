@@ -41,14 +41,15 @@ def plain_environment() -> dict[str, str]:
 
 
 @contextmanager
-def daemon(ballastd: Path, device: str):
+def daemon(ballastd: Path, device: str, *flags: str, **variables: str):
     """HOST:PORT of a daemon of our own, once it serves; stopped at the end."""
     with tempfile.TemporaryDirectory(prefix="ballast-gpu-") as folder:
         log = Path(folder) / "ballastd.log"
-        command = [ballastd, "--listen", "127.0.0.1:0", "--ops_http.listen", "127.0.0.1:0", "--device", device]
+        command = [ballastd, "--listen", "127.0.0.1:0", "--ops_http.listen", "127.0.0.1:0", "--device", device, *flags]
+        environment = plain_environment() | variables
         with log.open("wb") as stderr:
             process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=stderr, cwd=folder, text=True, env=plain_environment()
+                command, stdout=subprocess.PIPE, stderr=stderr, cwd=folder, text=True, env=environment
             )
         try:
             banner = re.search(r"grpc (\S+) \|", process.stdout.readline())
