@@ -8,23 +8,14 @@
 
 namespace ballast {
 
-NcclLane::NcclLane(Parts parts)
+NcclLane::NcclLane(Parts parts, v1::NcclIds ids)
     : parts_(std::move(parts)),
+      ids_(std::move(ids)),
       receiver_(
           std::make_shared<NcclReceiver>(parts_.memory, parts_.shape.gradient_slots, parts_.shape.gradient_slot_bytes)),
       sender_(std::make_unique<NcclSender>(
           parts_.memory, parts_.memory->data() + parts_.shape.gradient_slots * parts_.shape.gradient_slot_bytes,
           parts_.shape.weight_slots, parts_.shape.weight_slot_bytes)) {}
-
-absl::StatusOr<std::shared_ptr<NcclLane>> NcclLane::Open(Parts parts, const v1::NcclIds& ids) {
-  std::shared_ptr<NcclLane> lane(new NcclLane(std::move(parts)));
-  const auto open = [&](const std::string& id, NcclLink::Side side) {
-    return NcclLink::Open(lane->parts_.nccl, lane->parts_.gpu, id, side);
-  };
-  ASSIGN_OR_RETURN(lane->gradients_, open(ids.gradients(), NcclLink::Side::kReceives));
-  ASSIGN_OR_RETURN(lane->weights_, open(ids.weights(), NcclLink::Side::kSends));
-  return lane;
-}
 
 v1::NcclSlots NcclLane::slots() const {
   v1::NcclSlots slots;
@@ -34,29 +25,44 @@ v1::NcclSlots NcclLane::slots() const {
   return slots;
 }
 
+absl::Status NcclLane::Connect(const std::string& id, NcclLink::Side side, std::unique_ptr<NcclLink>* link) {
+  ASSIGN_OR_RETURN(auto opened, NcclLink::Open(parts_.nccl, parts_.gpu, id, side));
+  {
+    absl::MutexLock lock(&mu_);
+    *link = std::move(opened);
+    if (stopped_) (*link)->Stop();
+  }
+  return (*link)->AwaitReady(kNcclConnectS);
+}
+
 void NcclLane::Receive() {
-  absl::Status status = gradients_->AwaitReady(kNcclConnectS);
+  absl::Status status = Connect(ids_.gradients(), NcclLink::Side::kReceives, &gradients_);
   if (status.ok()) status = receiver_->Receive(gradients_.get(), events_.deliver);
   End(status);
 }
 
 void NcclLane::Send() {
-  absl::Status status = weights_->AwaitReady(kNcclConnectS);
+  absl::Status status = Connect(ids_.weights(), NcclLink::Side::kSends, &weights_);
   connected_ = status.ok();
   if (status.ok()) status = sender_->Send(weights_.get(), events_.on_room);
   End(status);
 }
 
 void NcclLane::End(const absl::Status& status) {
-  if (!status.ok() && !stopped_) events_.on_lost(status);
+  {
+    absl::MutexLock lock(&mu_);
+    if (status.ok() || stopped_) return;
+  }
+  events_.on_lost(status);
 }
 
 void NcclLane::Stop() {
-  stopped_ = true;
   receiver_->Over();
   sender_->Over();
-  gradients_->Stop();
-  weights_->Stop();
+  absl::MutexLock lock(&mu_);
+  stopped_ = true;
+  if (gradients_ != nullptr) gradients_->Stop();
+  if (weights_ != nullptr) weights_->Stop();
 }
 
 }  // namespace ballast

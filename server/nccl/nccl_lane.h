@@ -7,9 +7,11 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <string>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "proto/gpu/gpu.h"
 #include "proto/nccl/nccl.h"
 #include "proto/nccl/nccl_link.h"
@@ -38,10 +40,10 @@ class NcclLane {
     std::function<void(const absl::Status&)> on_lost;  // nothing more comes, or goes
   };
 
-  static absl::StatusOr<std::shared_ptr<NcclLane>> Open(Parts parts, const v1::NcclIds& ids);
+  NcclLane(Parts parts, v1::NcclIds ids);
 
   void Tell(Events events) { events_ = std::move(events); }
-  // Moves payloads one way until Stop, or an error, which on_lost gets.
+  // Connects, and moves payloads one way, until Stop, or an error, which on_lost gets.
   void Receive();
   void Send();
   void Stop();
@@ -53,15 +55,19 @@ class NcclLane {
   v1::NcclSlots slots() const;
 
  private:
-  explicit NcclLane(Parts parts);
+  // Makes the link, and waits for the other end.
+  absl::Status Connect(const std::string& id, NcclLink::Side side, std::unique_ptr<NcclLink>* link);
   void End(const absl::Status& status);
 
   const Parts parts_;
+  const v1::NcclIds ids_;
   const std::shared_ptr<NcclReceiver> receiver_;
   const std::unique_ptr<NcclSender> sender_;
   Events events_;
-  std::unique_ptr<NcclLink> gradients_, weights_;
-  std::atomic<bool> connected_ = false, stopped_ = false;
+  std::atomic<bool> connected_ = false;
+  absl::Mutex mu_;
+  std::unique_ptr<NcclLink> gradients_, weights_;  // set once, under the lock
+  bool stopped_ ABSL_GUARDED_BY(mu_) = false;
 };
 
 }  // namespace ballast

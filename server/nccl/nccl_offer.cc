@@ -49,7 +49,8 @@ absl::StatusOr<std::shared_ptr<NcclLane>> NcclOffer::Open(const Run& run, const 
   ASSIGN_OR_RETURN(std::shared_ptr<SharedMemory> memory, ExportSlots(*devices_, run, shape));
   const Device& device = *devices_->at(run.plan().placement.devices.front());
   ASSIGN_OR_RETURN(auto gpu, Gpu::Open(device.cuda_number().value_or(0)));
-  return NcclLane::Open({.nccl = nccl_, .gpu = std::move(gpu), .memory = std::move(memory), .shape = shape}, ids);
+  NcclLane::Parts parts{.nccl = nccl_, .gpu = std::move(gpu), .memory = std::move(memory), .shape = shape};
+  return std::make_shared<NcclLane>(std::move(parts), ids);
 }
 
 absl::Status NcclOffer::Start(const std::shared_ptr<NcclLane>& lane, NcclLane::Events events) {

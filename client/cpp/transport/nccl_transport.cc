@@ -33,10 +33,8 @@ NcclTransport::~NcclTransport() {
   if (connecting_.joinable()) connecting_.join();
 }
 
-absl::Status NcclTransport::Open(const v1::NcclSlots& slots) {
-  room_bytes_ = slots.gradient_slot_bytes();
-  landing_bytes_ = slots.weight_slot_bytes();
-  auto rooms = parts_.gpu->Allocate(std::max<uint64_t>(slots.gradient_slots() * room_bytes_, 1));
+absl::Status NcclTransport::Open(uint32_t slots) {
+  auto rooms = parts_.gpu->Allocate(std::max<uint64_t>(slots * room_bytes_, 1));
   if (!rooms.ok()) return rooms.status();
   auto landing = parts_.gpu->Allocate(std::max<uint64_t>(kLandedTogether * landing_bytes_, 1));
   if (!landing.ok()) return landing.status();
@@ -49,19 +47,15 @@ absl::Status NcclTransport::Open(const v1::NcclSlots& slots) {
   landing_ = *std::move(landing);
   gradients_ = *std::move(gradients);
   weights_ = *std::move(weights);
-  if (stopped_) return absl::CancelledError("the stream was cancelled");
-  rooms_.resize(slots.gradient_slots());
-  for (uint32_t slot = slots.gradient_slots(); slot-- > 0;) free_.push_back(slot);
-  try {
-    connecting_ = std::thread([this] { Connect(); });
-  } catch (const std::system_error& none) {
-    return absl::ResourceExhaustedError(absl::StrCat("there is no thread to connect with: ", none.what()));
-  }
+  if (stopped_) return absl::CancelledError("the stream is over");
+  rooms_.resize(slots);
+  for (uint32_t slot = slots; slot-- > 0;) free_.push_back(slot);
   return absl::OkStatus();
 }
 
-void NcclTransport::Connect() {
-  absl::Status there = gradients_->AwaitReady(kNcclConnectS);
+void NcclTransport::Connect(uint32_t slots) {
+  absl::Status there = Open(slots);
+  if (there.ok()) there = gradients_->AwaitReady(kNcclConnectS);
   if (there.ok()) there = weights_->AwaitReady(kNcclConnectS);
   if (!there.ok()) return Lose(there);
   absl::MutexLock lock(&mu_);
@@ -114,17 +108,22 @@ bool NcclTransport::Read(v1::TrainResponse* response, absl::Span<const std::byte
     StopLinks();
     return false;
   }
-  if (response->has_opened() && response->opened().has_nccl()) {
-    const v1::NcclSlots& slots = response->opened().nccl();
-    if (!slots.why_none().empty()) {
-      parts_.on_none(slots.why_none());
-    } else if (auto s = Open(slots); !s.ok()) {
-      Lose(s);
-    }
-  }
+  if (response->has_opened() && response->opened().has_nccl()) OnOpened(response->opened().nccl());
   if (response->has_credit()) OnReturned(response->credit());
   const bool by_nccl = response->has_weights() && response->weights().has_nccl();
   return !by_nccl || ReadWeights(response->weights().nccl().bytes(), data);
+}
+
+void NcclTransport::OnOpened(const v1::NcclSlots& slots) {
+  if (!slots.why_none().empty()) return parts_.on_none(slots.why_none());
+  if (connecting_.joinable()) return;  // a daemon's fault, which is nothing to this end
+  room_bytes_ = slots.gradient_slot_bytes();
+  landing_bytes_ = slots.weight_slot_bytes();
+  try {
+    connecting_ = std::thread([this, count = slots.gradient_slots()] { Connect(count); });
+  } catch (const std::system_error& none) {
+    Lose(absl::ResourceExhaustedError(absl::StrCat("there is no thread to connect with: ", none.what())));
+  }
 }
 
 bool NcclTransport::ReadWeights(uint64_t bytes, absl::Span<const std::byte>* data) {
@@ -158,7 +157,7 @@ absl::Status NcclTransport::Receive(uint64_t bytes) {
 }
 
 bool NcclTransport::AwaitConnected() {
-  if (weights_ == nullptr) Lose(absl::InternalError("the daemon sent weights before it had answered Open"));
+  if (!connecting_.joinable()) Lose(absl::InternalError("the daemon sent weights before it had answered Open"));
   absl::MutexLock lock(&mu_);
   const auto decided = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return connected_ || stopped_; };
   mu_.Await(absl::Condition(&decided));

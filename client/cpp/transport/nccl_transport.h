@@ -57,8 +57,10 @@ class NcclTransport final : public Transport {
     bool out = false, kept = false;
   };
 
-  absl::Status Open(const v1::NcclSlots& slots);
-  void Connect();
+  void OnOpened(const v1::NcclSlots& slots);
+  // Of the connecting thread.
+  void Connect(uint32_t slots);
+  absl::Status Open(uint32_t slots);
   bool AwaitConnected();  // false: the stream is over
   bool ReadWeights(uint64_t bytes, absl::Span<const std::byte>* data);
   // Those of a message, and of others that have arrived behind it.
@@ -73,8 +75,7 @@ class NcclTransport final : public Transport {
   v1::NcclIds ids_;
   bool read_on_gpu_ = false;
 
-  // Made by the reading thread as the stream opens. Until connected_ the links are the connecting thread's; then the one is who
-  // writes', and the other the reading thread's.
+  // Made by the connecting thread. From connected_ on the link of gradients is of who may write, the other of the reading thread.
   std::unique_ptr<Gpu::Memory> rooms_memory_, landing_;
   uint64_t room_bytes_ = 0, landing_bytes_ = 0;
   uint32_t landed_ = 0, taken_ = 0;  // places of landing_ with weights, and those of them that were read
