@@ -80,7 +80,7 @@ void NcclOffer::Add(std::function<void()> run) {
       run = nullptr;
       *over = true;
     });
-  } catch (...) {
+  } catch (const NoThread&) {
     threads_.pop_back();
     throw;
   }
