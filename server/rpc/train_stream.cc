@@ -176,7 +176,7 @@ absl::Status TrainStream::StartLane() {
   const auto on_lost = [weak](const absl::Status& why) {
     const auto self = weak.lock();
     if (self == nullptr) return;
-    Log(LogLevel::kWarn, "transport", "a rank's NCCL is lost, and it goes on without",
+    Log(LogLevel::kWarn, "transport", "a rank has lost NCCL; if it is still there, it goes on without",
         {{"run_id", self->run()->spec().run_id}, {"peer", self->peer_}, {"err", std::string(why.message())}});
     self->Finish(NcclLostError(why.message()));
   };
