@@ -16,11 +16,20 @@ bool ComesByNccl(const std::optional<v1::TrainRequest>& request) {
 
 }  // namespace
 
-bool NcclReceiver::Queue(std::optional<v1::TrainRequest>* request) {
+bool NcclReceiver::Queue(v1::TrainRequest* request) {
   absl::MutexLock lock(&mu_);
   if (over_) return true;
-  if (!ComesByNccl(*request) && waiting_.empty() && !delivering_) return false;
-  waiting_.push_back(std::exchange(*request, std::nullopt));
+  const bool by_nccl = request->has_gradient() && request->gradient().has_nccl();
+  if (!by_nccl && waiting_.empty() && !delivering_) return false;
+  waiting_.emplace_back(std::move(*request));
+  return true;
+}
+
+bool NcclReceiver::QueueEnd() {
+  absl::MutexLock lock(&mu_);
+  if (over_) return true;
+  if (waiting_.empty() && !delivering_) return false;
+  waiting_.emplace_back(std::nullopt);
   return true;
 }
 
@@ -65,7 +74,7 @@ absl::Status NcclReceiver::Receive(NcclLink* link, const Deliver& deliver) {
         const v1::NcclPayload& came = request->gradient().nccl();
         payload = Payload(shared_from_this(), came.slot(), {slots_.at(came.slot()), came.bytes()});
       }
-      deliver(std::move(request), std::move(payload));
+      deliver(request ? &*request : nullptr, std::move(payload));
     }
   }
   return absl::OkStatus();

@@ -26,16 +26,17 @@ namespace ballast {
 
 class NcclReceiver final : public Payload::Lender, public std::enable_shared_from_this<NcclReceiver> {
  public:
-  // A message, with its payload where it came by NCCL; nullopt: the rank says no more.
-  using Deliver = std::function<void(std::optional<v1::TrainRequest> request, Payload payload)>;
+  // A message, with its payload where it came by NCCL; nullptr: the rank says no more.
+  using Deliver = std::function<void(v1::TrainRequest* request, Payload payload)>;
 
   // The slots are `count` of so many bytes from the memory's start.
   NcclReceiver(std::shared_ptr<SharedMemory> memory, uint32_t count, uint64_t slot_bytes)
       : memory_(std::move(memory)), slots_(memory_->data(), count, slot_bytes) {}
 
-  // Takes the message, which is empty then, if its payload comes by NCCL or others wait before it. False: it is the caller's.
-  // nullopt: the rank says no more.
-  bool Queue(std::optional<v1::TrainRequest>* request);
+  // Takes the message out, if its payload comes by NCCL or others wait before it. False: it is the caller's.
+  bool Queue(v1::TrainRequest* request);
+  // The rank says no more. False: nothing waits, and the caller tells.
+  bool QueueEnd();
   // Receives from the link, and delivers, until Over or an error, which it returns.
   absl::Status Receive(NcclLink* link, const Deliver& deliver);
   // What waits is dropped, and Receive returns; the caller stops the link.
@@ -50,7 +51,7 @@ class NcclReceiver final : public Payload::Lender, public std::enable_shared_fro
   }
 
  private:
-  using Waiting = std::deque<std::optional<v1::TrainRequest>>;
+  using Waiting = std::deque<std::optional<v1::TrainRequest>>;  // nullopt: the end
   // All that waits; none: it is over.
   Waiting Await();
   absl::StatusOr<std::vector<NcclLink::Piece>> TakeSlots(const Waiting& waiting);

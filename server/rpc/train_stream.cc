@@ -92,11 +92,9 @@ void TrainStream::OnReadDone(bool ok) {
     const absl::Status s = ok ? Bind() : absl::InvalidArgumentError("the stream ended before its first message");
     if (!s.ok()) return Finish(s);
   } else if (ok) {
-    const size_t bytes = request_.ByteSizeLong();
-    OnInput(std::move(request_));
-    LetGoOfLarge(bytes, &request_);
-  } else if (!cancelled) {
-    OnInput(std::nullopt);
+    Take(bound);
+  } else if (!cancelled && (lane_ == nullptr || !lane_->receiver().QueueEnd())) {
+    bound->OnInputClosed(self);
   }
   {
     absl::MutexLock lock(&mu_);
@@ -105,32 +103,38 @@ void TrainStream::OnReadDone(bool ok) {
   ReadOn();
 }
 
-void TrainStream::OnInput(std::optional<v1::TrainRequest> request) {
-  std::shared_ptr<Run> bound;
-  {
+void TrainStream::Take(const std::shared_ptr<Run>& bound) {
+  const size_t bytes = request_.ByteSizeLong();
+  if (lane_ == nullptr || !lane_->receiver().Queue(&request_)) {
+    HandOver(bound, &request_, {});
+  } else {
     absl::MutexLock lock(&mu_);
-    if (request) ++unconsumed_;
-    bound = run_;
+    ++unconsumed_;
   }
-  if (lane_ != nullptr && lane_->receiver().Queue(&request)) return;
-  Deliver(bound, std::move(request), {});
+  LetGoOfLarge(bytes, &request_);
 }
 
-void TrainStream::Deliver(const std::shared_ptr<Run>& bound, std::optional<v1::TrainRequest> request, Payload payload) {
-  if (!request) return bound->OnInputClosed(shared_from_this());
+void TrainStream::HandOver(const std::shared_ptr<Run>& bound, v1::TrainRequest* request, Payload payload) {
   std::vector<RankMessage> messages;
   if (absl::Status s = CheckMessageBytes(request->ByteSizeLong(), environment_); !s.ok()) {
     messages.push_back(message::Bad{std::move(s)});
   } else if (!request->has_batch()) {
-    AddRankMessages(bound.get(), &*request, std::move(payload), &messages);
+    AddRankMessages(bound.get(), request, std::move(payload), &messages);
   } else {
     AddBatch(bound.get(), request->mutable_batch(), &messages);
   }
   {
     absl::MutexLock lock(&mu_);
-    unconsumed_ += static_cast<int>(messages.size()) - 1;  // the request was counted as one
+    unconsumed_ += static_cast<int>(messages.size());
   }
   bound->OnMessages(shared_from_this(), std::move(messages));
+}
+
+void TrainStream::OnQueued(v1::TrainRequest* request, Payload payload) {
+  const auto bound = run();
+  if (request == nullptr) return bound->OnInputClosed(shared_from_this());
+  HandOver(bound, request, std::move(payload));
+  Consumed();  // as one that was queued
 }
 
 absl::Status TrainStream::Bind() {
@@ -164,11 +168,8 @@ void TrainStream::OpenLane(const Run& run, const v1::NcclIds& ids) {
 absl::Status TrainStream::StartLane() {
   if (lane_ == nullptr) return absl::OkStatus();
   const auto weak = weak_from_this();
-  const auto deliver = [weak](std::optional<v1::TrainRequest> request, Payload payload) {
-    const auto self = weak.lock();
-    if (self == nullptr) return;
-    self->Deliver(self->run(), std::move(request), std::move(payload));
-    self->ReadOn();
+  const auto deliver = [weak](v1::TrainRequest* request, Payload payload) {
+    if (const auto self = weak.lock()) self->OnQueued(request, std::move(payload));
   };
   const auto on_room = [weak] {
     if (const auto self = weak.lock()) self->run()->OnRoom();

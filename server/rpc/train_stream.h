@@ -62,9 +62,10 @@ class TrainStream final : public StreamCall<grpc::ServerBidiReactor<v1::TrainReq
   void OpenLane(const Run& run, const v1::NcclIds& ids);
   absl::Status StartLane();
   void ReadOn();
-  void OnInput(std::optional<v1::TrainRequest> request);
-  // nullopt: the rank says no more.
-  void Deliver(const std::shared_ptr<Run>& bound, std::optional<v1::TrainRequest> request, Payload payload);
+  void Take(const std::shared_ptr<Run>& bound);
+  void HandOver(const std::shared_ptr<Run>& bound, v1::TrainRequest* request, Payload payload);
+  // What waited for NCCL; nullptr: the rank says no more.
+  void OnQueued(v1::TrainRequest* request, Payload payload);
   Written Send();
   void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TellGrpc(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) override;
