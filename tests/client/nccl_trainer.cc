@@ -5,9 +5,9 @@
 #include <iostream>
 
 #include "absl/strings/numbers.h"
-#include "absl/time/clock.h"
 
 #include "tests/client/constant_team.h"
+#include "tests/eventually.h"
 
 namespace ballast {
 namespace {
@@ -22,11 +22,11 @@ absl::Status Train(const std::string& server, uint32_t rank, uint32_t world) {
                               .transport = TransportChoice::kNccl,
                               .gpu = static_cast<int>(rank % 2)};
   if (auto s = team.Join(**client, options); !s.ok()) return s;
-  for (bool loaded = false; !loaded; absl::SleepFor(absl::Milliseconds(1))) {
+  const auto loaded = [&] {
     const auto run = (*client)->GetRun(ConstantTeam::kRun);
-    if (!run.ok()) return run.status();
-    loaded = run->status().weights_loaded();
-  }
+    return run.ok() && run->status().weights_loaded();
+  };
+  if (!Soon(loaded)) return absl::DeadlineExceededError("rank 0 has loaded no weights");
   for (;;) {
     if (auto s = team.Step(**client); !s.ok()) return s;
   }
