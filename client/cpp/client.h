@@ -106,11 +106,11 @@ struct AttachOptions {
   bool takeover = false;  // fence a live session that holds the rank
   double wait_s = 12;     // how long to wait for a lost predecessor's lease to run out; 0 = fail at once
   TransportChoice transport = TransportChoice::kAuto;
-  // The GPU on which the trainer computes, torch's cuda:N of this process: gradients that are pushed may lie in its memory,
-  // and are complete then (what was to write them is done). They go to the memory of the daemon's GPU, and weights come from
-  // there, where the transport is shared memory and this GPU reaches it, or NCCL; else through host memory. NOT_FOUND,
-  // FAILED_PRECONDITION: there is no such GPU, or no fit driver; or for kNccl no fit libnccl.so.2, of this process or else of
-  // the system.
+  // The GPU on which the trainer computes, torch's cuda:N of this process. Gradients that are pushed may lie in its memory, and
+  // are complete then (what was to write them is done); so may weights that are bound, which nothing reads while they come.
+  // Both go by the memory of the daemon's GPU where the transport is shared memory and this GPU reaches it, or NCCL; else
+  // through host memory. NOT_FOUND, FAILED_PRECONDITION: there is no such GPU, or no fit driver; or for kNccl no fit
+  // libnccl.so.2, of this process or else of the system.
   std::optional<int> gpu = {};
   // How long to wait for the end of a step that is open without this rank, as long as the daemon answers.
   double join_timeout_s = 3600;
@@ -334,7 +334,8 @@ class Client {
                                  const Shards& shards = {}, std::optional<double> average = {}) = 0;
 
   // Says where the weights of `tensor` are written when they return: in the serving format if that is fp32, bf16 or
-  // fp16, otherwise decoded to the tensor's dtype. nullptr: they are dropped. The client's reader thread writes them
+  // fp16, otherwise decoded to the tensor's dtype; in host memory or, with AttachOptions::gpu, in a GPU's, where each piece is a
+  // copy of its own, done before the step is. nullptr: they are dropped. The client's reader thread writes them
   // between the tensor's Push and the end of the step, and at no other time; of a tensor that only other ranks push, after
   // EndStep or MeasureStep. Nothing is bound anew in between (FAILED_PRECONDITION).
   virtual absl::Status BindWeights(uint32_t tensor, void* destination, uint64_t bytes) = 0;

@@ -163,7 +163,10 @@ absl::Status StepStream::BindServed(uint32_t tensor, void* codes, uint64_t bytes
   return Bind(tensor, {.weights = static_cast<std::byte*>(codes), .scales = scales.data(), .as_served = true});
 }
 
-absl::Status StepStream::Bind(uint32_t tensor, const Destination& destination) {
+absl::Status StepStream::Bind(uint32_t tensor, Destination destination) {
+  const auto on_gpu = [this](const void* at) { return gpu_ != nullptr && at != nullptr && gpu_->Owns(at); };
+  destination.on_gpu = on_gpu(destination.weights);
+  destination.scales_on_gpu = on_gpu(destination.scales);
   absl::MutexLock lock(&mu_);
   if (step_ && (step_->pushed(tensor) || step_->pushed_all())) {  // also what other ranks alone have pushed comes
     return absl::FailedPreconditionError(

@@ -94,6 +94,7 @@ class StepStream {
     std::byte* weights = nullptr;
     float* scales = nullptr;
     bool as_served = false;
+    bool on_gpu = false, scales_on_gpu = false;
   };
   struct Call {
     const absl::Time began = SteadyNow();
@@ -118,7 +119,7 @@ class StepStream {
              std::shared_ptr<Gpu> gpu);
 
   absl::Status BetweenSteps(absl::string_view call) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::Status Bind(uint32_t tensor, const Destination& destination);
+  absl::Status Bind(uint32_t tensor, Destination destination);
   absl::Status AwaitOpened();
   void Fail(absl::Status status);
   void FailAndLeave(absl::Status why);  // ends the stream, too, so that nobody waits for this rank
@@ -134,10 +135,13 @@ class StepStream {
   absl::Status OnSmallWeights(const v1::SmallWeights& weights);
   // on_gpu: `data` is in the memory of a GPU, and has no checksum.
   absl::Status OnWeights(const v1::Weights& weights, absl::Span<const std::byte> data, bool on_gpu = false);
-  absl::Status Land(const v1::Weights& weights, absl::Span<const std::byte> data, const Destination& destination) const;
-  void LandScales(const v1::Weights& weights, const Destination& destination) const;
-  // From the GPU, without a detour through other memory where nothing is to be decoded.
-  absl::Status LandFromGpu(const v1::Weights& weights, absl::Span<const std::byte> data,
+  // Without a detour through other memory where nothing is to be decoded.
+  absl::Status Land(const v1::Weights& weights, absl::Span<const std::byte> data, bool on_gpu,
+                    const Destination& destination) const;
+  std::byte* PlaceOf(const v1::Weights& weights, const Destination& destination) const;
+  absl::Status LandScales(const v1::Weights& weights, const Destination& destination) const;
+  absl::Status DecodeTo(const v1::Weights& weights, absl::Span<const std::byte> codes, std::byte* out) const;
+  absl::Status DecodeByGpu(const v1::Weights& weights, absl::Span<const std::byte> data, bool on_gpu,
                            const Destination& destination) const;
   absl::Status OnResult(const v1::StepResult& result);
   absl::Status OnCredit(const v1::Credit& credit);

@@ -53,59 +53,77 @@ absl::Status StepStream::OnWeights(const v1::Weights& weights, absl::Span<const 
     }
     destination = bound_[weights.tensor()];
     step = step_;
-    if (data.size() <= kLandedInTurn && !on_gpu) {
-      const absl::Status landed = Land(weights, data, destination);
+    if (data.size() <= kLandedInTurn && !on_gpu && !destination.on_gpu && !destination.scales_on_gpu) {
+      const absl::Status landed = Land(weights, data, on_gpu, destination);
       if (landed.ok() && step_->Received(weights, data.size())) Progress();
       return landed;
     }
   }
-  const absl::Status landed = on_gpu ? LandFromGpu(weights, data, destination) : Land(weights, data, destination);
+  const absl::Status landed = Land(weights, data, on_gpu, destination);
   if (!landed.ok()) return landed;
   absl::MutexLock lock(&mu_);
   if (step == step_ && step_->Received(weights, data.size())) Progress();
   return absl::OkStatus();
 }
 
-absl::Status StepStream::Land(const v1::Weights& weights, absl::Span<const std::byte> data,
+absl::Status StepStream::Land(const v1::Weights& weights, absl::Span<const std::byte> data, bool on_gpu,
                               const Destination& destination) const {
   if (destination.weights == nullptr) return absl::OkStatus();
-  const WireTensor& tensor = tensors_[weights.tensor()];
-  const uint64_t first = tensors_.PieceOf(weights.tensor(), weights.chunk()).first;
-  const uint64_t at = first - tensor.shard.begin;
+  const bool by_gpu = on_gpu || destination.on_gpu;
   if (!destination.as_served) {
-    return Decode({.first = first, .format = weights.format(), .codes = data, .scales = weights.scales()}, tensor,
-                  destination.weights + at * tensor.landing_element_bytes());
+    return by_gpu ? DecodeByGpu(weights, data, on_gpu, destination)
+                  : DecodeTo(weights, data, PlaceOf(weights, destination));
   }
-  std::copy(data.begin(), data.end(), destination.weights + at * tensor.serving_element_bytes);
-  LandScales(weights, destination);
+  if (auto s = LandScales(weights, destination); !s.ok()) return s;
+  std::byte* const place = PlaceOf(weights, destination);
+  if (by_gpu) return gpu_->Copy(place, data.data(), data.size());
+  std::copy(data.begin(), data.end(), place);
   return absl::OkStatus();
 }
 
-void StepStream::LandScales(const v1::Weights& weights, const Destination& destination) const {
+std::byte* StepStream::PlaceOf(const v1::Weights& weights, const Destination& destination) const {
   const WireTensor& tensor = tensors_[weights.tensor()];
-  if (destination.scales == nullptr || tensor.row_length == 0) return;
-  const uint64_t first = tensors_.PieceOf(weights.tensor(), weights.chunk()).first;
-  std::copy(weights.scales().begin(), weights.scales().end(),
-            destination.scales + first / tensor.row_length - tensor.shard.begin / tensor.row_length);
+  const uint64_t at = tensors_.PieceOf(weights.tensor(), weights.chunk()).first - tensor.shard.begin;
+  const uint64_t bytes = destination.as_served ? tensor.serving_element_bytes : tensor.landing_element_bytes();
+  return destination.weights + at * bytes;
 }
 
-absl::Status StepStream::LandFromGpu(const v1::Weights& weights, absl::Span<const std::byte> data,
-                                     const Destination& destination) const {
-  if (destination.weights == nullptr) return absl::OkStatus();
-  if (destination.as_served) {
-    const WireTensor& tensor = tensors_[weights.tensor()];
-    const uint64_t at = tensors_.PieceOf(weights.tensor(), weights.chunk()).first - tensor.shard.begin;
-    LandScales(weights, destination);
-    return gpu_->Copy(destination.weights + at * tensor.serving_element_bytes, data.data(), data.size());
+absl::Status StepStream::LandScales(const v1::Weights& weights, const Destination& destination) const {
+  const WireTensor& tensor = tensors_[weights.tensor()];
+  if (destination.scales == nullptr || tensor.row_length == 0) return absl::OkStatus();
+  const uint64_t first = tensors_.PieceOf(weights.tensor(), weights.chunk()).first;
+  float* const place = destination.scales + first / tensor.row_length - tensor.shard.begin / tensor.row_length;
+  const auto& scales = weights.scales();
+  if (destination.scales_on_gpu) {
+    return gpu_->Copy(place, scales.data(), static_cast<uint64_t>(scales.size()) * sizeof(float));
   }
-  std::vector<std::byte> codes;
+  std::copy(scales.begin(), scales.end(), place);
+  return absl::OkStatus();
+}
+
+absl::Status StepStream::DecodeTo(const v1::Weights& weights, absl::Span<const std::byte> codes, std::byte* out) const {
+  const uint64_t first = tensors_.PieceOf(weights.tensor(), weights.chunk()).first;
+  return Decode({.first = first, .format = weights.format(), .codes = codes, .scales = weights.scales()},
+                tensors_[weights.tensor()], out);
+}
+
+absl::Status StepStream::DecodeByGpu(const v1::Weights& weights, absl::Span<const std::byte> data, bool on_gpu,
+                                     const Destination& destination) const {
+  const WireTensor& tensor = tensors_[weights.tensor()];
+  std::vector<std::byte> codes, decoded;
   try {
-    codes.resize(data.size());
+    if (on_gpu) codes.resize(data.size());
+    if (destination.on_gpu) decoded.resize(data.size() / tensor.serving_element_bytes * tensor.landing_element_bytes());
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError("there is no host memory for weights that are to be decoded");
   }
-  if (auto s = gpu_->Copy(codes.data(), data.data(), data.size()); !s.ok()) return s;
-  return Land(weights, codes, destination);
+  if (on_gpu) {
+    if (auto s = gpu_->Copy(codes.data(), data.data(), data.size()); !s.ok()) return s;
+    data = codes;
+  }
+  std::byte* const place = PlaceOf(weights, destination);
+  if (auto s = DecodeTo(weights, data, destination.on_gpu ? decoded.data() : place); !s.ok()) return s;
+  return destination.on_gpu ? gpu_->Copy(place, decoded.data(), decoded.size()) : absl::OkStatus();
 }
 
 }  // namespace ballast

@@ -67,6 +67,20 @@ TEST_F(GpuTransportTest, SoItIsInRunsOfEveryKind) {
   }
 }
 
+// Weights that are bound in a GPU's memory, by every way there.
+TEST_F(GpuTransportTest, WeightsMayBeOnTheGpuInRunsOfEveryKind) {
+  RealDaemon daemon(WithSocket(), Gpus());
+  std::vector<TeamRank> team = OnGpus(3);
+  for (TeamRank& rank : team) rank.weights_on_gpu = true;
+  team[1].transport = TransportChoice::kGrpc;
+  team[2].gpu = kOutOfReach;
+  team[2].place = [](auto g) { return g; };
+  for (const SpecChange& kind : KindsOfGpuRuns()) {
+    const auto expected = TrainTeam(daemon.address(), Ranks(3, TransportChoice::kGrpc), 2, nullptr, kind);
+    EXPECT_EQ(TrainTeam(daemon.address(), team, 2, nullptr, kind), expected);
+  }
+}
+
 TEST_F(GpuTransportTest, ASmallWindowNeverHangs) {
   Config config = WithSocket();
   config.limits.credit_bytes = config.limits.chunk_bytes;

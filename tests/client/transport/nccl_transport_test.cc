@@ -85,8 +85,10 @@ TEST_F(NcclTransportTest, SoItIsInRunsOfEveryKind) {
   const std::vector<SpecChange> kinds = KindsOfGpuRuns();
   for (size_t kind = 0; kind < kinds.size(); ++kind) {
     SCOPED_TRACE(absl::StrCat("kind ", kind));
+    std::vector<TeamRank> team = ByNccl(2);
+    team.back().weights_on_gpu = true;
     const auto expected = TrainTeam(daemon.address(), Ranks(2, TransportChoice::kGrpc), 2, nullptr, kinds[kind]);
-    EXPECT_EQ(TrainTeam(daemon.address(), ByNccl(2), 2, nullptr, kinds[kind]), expected);
+    EXPECT_EQ(TrainTeam(daemon.address(), team, 2, nullptr, kinds[kind]), expected);
   }
 }
 

@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "proto/gpu/gpu.h"
 
 #include "tests/client/quiet_client.h"
 #include "tests/client/transport/unix_cutter.h"
@@ -30,7 +31,27 @@ struct TeamRank {
   std::optional<int> gpu = {};
   // Where a gradient lies when it is pushed, until the next.
   std::function<absl::Span<const std::byte>(absl::Span<const std::byte> gradient)> place = [](auto g) { return g; };
-  bool awaits_gpu = false;  // it begins when its gradients go to memory of a GPU
+  bool awaits_gpu = false;      // it begins when its gradients go to memory of a GPU
+  bool weights_on_gpu = false;  // it has them in the memory of its GPU
+};
+
+// Weights of a rank in the memory of its GPU.
+class WeightsOnGpu {
+ public:
+  explicit WeightsOnGpu(int number) : gpu_(Gpu::Open(number).value()) {}
+  absl::Status Bind(Client& client, uint32_t tensor, size_t bytes) {
+    at_.push_back(gpu_->Allocate(bytes).value());
+    return client.BindWeights(tensor, at_.back()->data(), bytes);
+  }
+  void Read(std::vector<std::vector<std::byte>>* weights) {
+    for (size_t i = 0; i < at_.size(); ++i) {
+      EXPECT_TRUE(gpu_->Copy((*weights)[i].data(), at_[i]->data(), (*weights)[i].size()).ok());
+    }
+  }
+
+ private:
+  const std::shared_ptr<Gpu> gpu_;
+  std::vector<std::unique_ptr<Gpu::Memory>> at_;
 };
 inline std::vector<TeamRank> Ranks(uint32_t world, TransportChoice transport) {
   return std::vector<TeamRank>(world, TeamRank{transport});
@@ -126,8 +147,13 @@ inline std::vector<float> TrainTeam(
     ranks.emplace_back([&, rank] {
       Client& client = *clients[rank];
       std::mt19937 random(rank + 1);
+      std::optional<WeightsOnGpu> on_gpu;
+      if (team[rank].weights_on_gpu) on_gpu.emplace(*team[rank].gpu);
       for (uint32_t i = 0; i < kTeamTensors; ++i) {
-        EXPECT_TRUE(client.BindWeights(i, weights[rank][i].data(), weights[rank][i].size()).ok());
+        std::vector<std::byte>& of = weights[rank][i];
+        const absl::Status bound =
+            on_gpu ? on_gpu->Bind(client, i, of.size()) : client.BindWeights(i, of.data(), of.size());
+        EXPECT_TRUE(bound.ok()) << bound;
       }
       for (uint32_t step = 0; step < kSteps; ++step) {
         ASSERT_TRUE(client.BeginStep({.micro_batches = micros}).ok());
@@ -148,6 +174,8 @@ inline std::vector<float> TrainTeam(
         ASSERT_TRUE(result.ok()) << result.status();
         ASSERT_EQ(result->result.outcome(), v1::STEP_OUTCOME_APPLIED);
       }
+      client.Detach();  // nothing comes any more
+      if (on_gpu) on_gpu->Read(&weights[rank]);
     });
   }
   for (std::thread& rank : ranks) rank.join();
