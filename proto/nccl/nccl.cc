@@ -1,5 +1,6 @@
 #include "proto/nccl/nccl.h"
 
+#include <cstdlib>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -31,6 +32,10 @@ absl::StatusOr<std::shared_ptr<const Nccl>> Nccl::Load(const char* library) {
     const char* const lacks = functions->lacks == nullptr ? "" : functions->lacks;
     return absl::FailedPreconditionError(absl::StrCat("NCCL ", NcclVersionText(version), " is too old",
                                                       *lacks ? ", it has no " : "", lacks, ": use 2.27.3 or later"));
+  }
+  if (const char* const blocking = std::getenv("NCCL_COMM_BLOCKING"); blocking != nullptr && *blocking == '1') {
+    return absl::FailedPreconditionError(
+        "NCCL_COMM_BLOCKING=1 makes every call to NCCL wait for the other end, however long that takes: unset it");
   }
   return std::shared_ptr<const Nccl>(new Nccl(functions, version));
 }

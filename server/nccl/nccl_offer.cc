@@ -72,18 +72,14 @@ absl::Status NcclOffer::Start(const std::shared_ptr<NcclLane>& lane, NcclLane::E
 }
 
 void NcclOffer::Add(std::function<void()> run) {
-  Thread& added = threads_.emplace_back();
-  added.over = std::make_shared<std::atomic<bool>>(false);
-  try {
-    added.thread = StartThread([run = std::move(run), over = added.over]() mutable {
-      run();
-      run = nullptr;
-      *over = true;
-    });
-  } catch (const NoThread&) {
-    threads_.pop_back();
-    throw;
-  }
+  auto over = std::make_shared<std::atomic<bool>>(false);
+  threads_.reserve(threads_.size() + 1);  // so that one that was started has its place
+  std::thread started = StartThread([run = std::move(run), over]() mutable {
+    run();
+    run = nullptr;
+    *over = true;
+  });
+  threads_.push_back({std::move(started), std::move(over)});
 }
 
 }  // namespace ballast
