@@ -31,6 +31,15 @@ void AddBatch(Run* run, v1::RequestBatch* batch, std::vector<RankMessage>* messa
   for (v1::TrainRequest& request : *batch->mutable_requests()) AddRankMessages(run, &request, {}, messages);
 }
 
+absl::Status CheckIds(const v1::NcclIds& ids) {
+  for (const std::string* id : {&ids.gradients(), &ids.weights()}) {
+    if (id->size() == Nccl::kIdBytes) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("Open.nccl has an id of ", id->size(), " bytes, wanted ", Nccl::kIdBytes, ", of ncclGetUniqueId"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 TrainStream* TrainStream::Start(const RpcEnvironment& environment, grpc::CallbackServerContext* context) {
@@ -143,7 +152,10 @@ absl::Status TrainStream::Bind() {
   ASSIGN_OR_RETURN(TrainBinding binding, BindTrain(environment_, request_));
   ASSIGN_OR_RETURN(place_, AdmitStream(environment_, caller_, "Train", binding.run->spec().run_id, &record_));
   environment_.connections->Trust(peer_);
-  if (request_.open().has_nccl()) OpenLane(*binding.run, request_.open().nccl());
+  if (request_.open().has_nccl()) {
+    RETURN_IF_ERROR(CheckIds(request_.open().nccl()));
+    OpenLane(*binding.run, request_.open().nccl());
+  }
   {
     absl::MutexLock lock(&mu_);
     run_ = binding.run;
@@ -175,13 +187,22 @@ absl::Status TrainStream::StartLane() {
     if (const auto self = weak.lock()) self->run()->OnRoom();
   };
   const auto on_lost = [weak](const absl::Status& why) {
-    const auto self = weak.lock();
-    if (self == nullptr) return;
-    Log(LogLevel::kWarn, "transport", "a rank has lost NCCL; if it is still there, it goes on without",
-        {{"run_id", self->run()->spec().run_id}, {"peer", self->peer_}, {"err", std::string(why.message())}});
-    self->Finish(NcclLostError(why.message()));
+    if (const auto self = weak.lock()) self->OnLaneLost(why);
   };
-  return environment_.nccl->Start(lane_, {.deliver = deliver, .on_room = on_room, .on_lost = on_lost});
+  return environment_.nccl->Start(lane_, {deliver, on_room, on_lost});
+}
+
+// What the rank does wrong is said in its turn, as of other messages.
+void TrainStream::OnLaneLost(const absl::Status& why) {
+  const std::shared_ptr<Run> bound = run();
+  if (absl::IsInvalidArgument(why)) {
+    std::vector<RankMessage> bad;
+    bad.push_back(message::Bad{why});
+    return bound->OnMessages(shared_from_this(), std::move(bad));
+  }
+  Log(LogLevel::kWarn, "transport", "a rank has lost NCCL; if it is still there, it goes on without",
+      {{"run_id", bound->spec().run_id}, {"peer", peer_}, {"err", std::string(why.message())}});
+  Finish(NcclLostError(why.message()));
 }
 
 void TrainStream::Consumed() {

@@ -3,7 +3,7 @@
 //
 // gRPC calls the reactions on its threads; the strand calls RankStream's methods. Its life and its end: stream_call.h.
 // A stream whose first message does not come within open_timeout_s is ended. Memory: at most kMostUnconsumed messages,
-// or one batch, that the strand has not yet consumed; one message that waits to be written; and the ResponseQueue.
+// or one batch, that the strand has not yet consumed, one message that waits to be written; and the ResponseQueue.
 //
 // Where Open asks for it, payloads go by NCCL beside the call (server/nccl/): gradients then wait in slots on the run's device,
 // where weights are encoded too. An error there ends the stream, which the trainer resumes without.
@@ -61,6 +61,7 @@ class TrainStream final : public StreamCall<grpc::ServerBidiReactor<v1::TrainReq
   // By NCCL, as the rank asks; or why_no_nccl_ says why not.
   void OpenLane(const Run& run, const v1::NcclIds& ids);
   absl::Status StartLane();
+  void OnLaneLost(const absl::Status& why);
   void ReadOn();
   void Take(const std::shared_ptr<Run>& bound);
   void HandOver(const std::shared_ptr<Run>& bound, v1::TrainRequest* request, Payload payload);

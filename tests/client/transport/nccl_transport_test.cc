@@ -1,7 +1,6 @@
 // Trainers on GPUs and a daemon on one, with NCCL between them, all three played by the tests (fake_cuda.h, fake_gpu.h,
 // fake_nccl.h): payloads that go by NCCL have the bits of those that go through the host, and whatever fails of NCCL costs a
 // rank no more than the way back to the host.
-#include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -11,9 +10,8 @@
 #include <vector>
 
 #include "tests/client/cutting_proxy.h"
-#include "tests/client/fake_nccl.h"
 #include "tests/client/quiet_client.h"
-#include "tests/client/transport/gpu_team.h"
+#include "tests/client/transport/nccl_daemon.h"
 
 namespace ballast {
 namespace {
@@ -25,20 +23,6 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 constexpr int kSystemError = 2;  // ncclResult_t
-
-FakeNccl& StandIn() {
-  Cuda();
-  static void* const library = dlopen(FAKE_NCCL, RTLD_NOW | RTLD_LOCAL);  // found by its name from then on
-  static FakeNccl* const nccl = reinterpret_cast<FakeNcclFunction>(dlsym(library, "FakeNcclOfTests"))();
-  return *nccl;
-}
-
-Config WithNccl() {
-  Config config = RealDaemon::Small();
-  config.shm_socket = "off";
-  config.nccl = true;
-  return config;
-}
 
 class NcclTransportTest : public GpuTeamTest {
  protected:
