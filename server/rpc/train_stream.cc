@@ -163,7 +163,7 @@ absl::Status TrainStream::Bind() {
     out_.set_takes_small_weights(request_.open().takes_small_weights());
   }
   LetGoOfLarge(bytes, &request_);
-  RETURN_IF_ERROR(StartLane());
+  StartLane();
   binding.run->OpenStream(shared_from_this(), std::move(binding.opened));
   return absl::OkStatus();
 }
@@ -177,8 +177,8 @@ void TrainStream::OpenLane(const Run& run, const v1::NcclIds& ids) {
   }
 }
 
-absl::Status TrainStream::StartLane() {
-  if (lane_ == nullptr) return absl::OkStatus();
+void TrainStream::StartLane() {
+  if (lane_ == nullptr) return;
   const auto weak = weak_from_this();
   const auto deliver = [weak](v1::TrainRequest* request, Payload payload) {
     if (const auto self = weak.lock()) self->OnQueued(request, std::move(payload));
@@ -189,7 +189,10 @@ absl::Status TrainStream::StartLane() {
   const auto on_lost = [weak](const absl::Status& why) {
     if (const auto self = weak.lock()) self->OnLaneLost(why);
   };
-  return environment_.nccl->Start(lane_, {deliver, on_room, on_lost});
+  const absl::Status started = environment_.nccl->Start(lane_, {deliver, on_room, on_lost});
+  if (started.ok()) return;
+  why_no_nccl_ = std::string(started.message());
+  lane_ = nullptr;
 }
 
 // What the rank does wrong is said in its turn, as of other messages.

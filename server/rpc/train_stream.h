@@ -60,7 +60,7 @@ class TrainStream final : public StreamCall<grpc::ServerBidiReactor<v1::TrainReq
   absl::Status Bind();
   // By NCCL, as the rank asks; or why_no_nccl_ says why not.
   void OpenLane(const Run& run, const v1::NcclIds& ids);
-  absl::Status StartLane();
+  void StartLane();
   void OnLaneLost(const absl::Status& why);
   void ReadOn();
   void Take(const std::shared_ptr<Run>& bound);

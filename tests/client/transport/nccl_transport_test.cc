@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "tests/client/cutting_proxy.h"
 #include "tests/client/quiet_client.h"
 #include "tests/client/transport/nccl_daemon.h"
+#include "tests/server/no_threads.h"
 
 namespace ballast {
 namespace {
@@ -123,6 +125,11 @@ TEST_F(NcclTransportTest, WhatTheDaemonDoesNotOfferIsSaidInOneLine) {
     RealDaemon daemon(WithNccl(), Gpus());
     EXPECT_THAT(LinesOfTraining(daemon.address(), 0, [this] { state_.allocations_left = 0; }), says("is full"));
     state_.allocations_left = 1 << 30;
+  }
+  {
+    RealDaemon daemon(WithNccl(), Gpus());
+    std::optional<testing::NoThreads> none;
+    EXPECT_THAT(LinesOfTraining(daemon.address(), 0, [&] { none.emplace(); }), says("the system refused a thread"));
   }
   EXPECT_EQ(state_.sum_launches, 0);
 }
