@@ -79,7 +79,8 @@ std::shared_ptr<Run> TrainStream::run() {
 
 void TrainStream::ReadOn() {
   absl::MutexLock lock(&mu_);
-  const int most = lane_ == nullptr ? kMostUnconsumed : kMostByNccl;
+  if (unconsumed_ == 0) large_ = false;
+  const int most = lane_ == nullptr || large_ ? kMostUnconsumed : kMostByNccl;
   if (ended_ || reading_ || input_closed_ || unconsumed_ >= most) return;
   reading_ = true;
   StartRead(&request_);
@@ -114,11 +115,15 @@ void TrainStream::OnReadDone(bool ok) {
 
 void TrainStream::Take(const std::shared_ptr<Run>& bound) {
   const size_t bytes = request_.ByteSizeLong();
-  if (lane_ == nullptr || !lane_->receiver().Queue(&request_)) {
+  if (lane_ == nullptr) {
     HandOver(bound, &request_, {});
   } else {
-    absl::MutexLock lock(&mu_);
-    ++unconsumed_;
+    {
+      absl::MutexLock lock(&mu_);
+      ++unconsumed_;
+      large_ = large_ || bytes > kMostBatchedBytes;
+    }
+    if (!lane_->receiver().Queue(&request_)) OnQueued(&request_, {});
   }
   LetGoOfLarge(bytes, &request_);
 }

@@ -3,7 +3,7 @@
 //
 // gRPC calls the reactions on its threads; the strand calls RankStream's methods. Its life and its end: stream_call.h.
 // A stream whose first message does not come within open_timeout_s is ended. Memory: at most kMostUnconsumed messages,
-// or one batch, that the strand has not yet consumed, one message that waits to be written; and the ResponseQueue.
+// or one batch, that the strand has not yet consumed, and with NCCL as many small ones as make kMostByNccl; one message that waits to be written; and the ResponseQueue.
 //
 // Where Open asks for it, payloads go by NCCL beside the call (server/nccl/): gradients then wait in slots on the run's device,
 // where weights are encoded too. An error there ends the stream, which the trainer resumes without.
@@ -30,7 +30,7 @@ class TrainStream final : public StreamCall<grpc::ServerBidiReactor<v1::TrainReq
                           public RankStream,
                           public std::enable_shared_from_this<TrainStream> {
  public:
-  static constexpr int kMostUnconsumed = 8, kMostByNccl = 64;  // the latter have no payload
+  static constexpr int kMostUnconsumed = 8, kMostByNccl = 64;  // the latter where all are small
 
   static TrainStream* Start(const RpcEnvironment& environment, grpc::CallbackServerContext* context);
 
@@ -91,6 +91,7 @@ class TrainStream final : public StreamCall<grpc::ServerBidiReactor<v1::TrainReq
   bool reading_ ABSL_GUARDED_BY(mu_) = false;
   bool input_closed_ ABSL_GUARDED_BY(mu_) = false;
   int unconsumed_ ABSL_GUARDED_BY(mu_) = 0;
+  bool large_ ABSL_GUARDED_BY(mu_) = false;  // one of them may be
 };
 
 }  // namespace ballast

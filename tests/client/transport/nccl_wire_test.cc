@@ -126,5 +126,32 @@ TEST_F(NcclWireTest, IdsOfAnotherSizeAreSaid) {
   }
 }
 
+TEST_F(NcclWireTest, WhatWaitsBehindAGradientThatDoesNotComeIsBounded) {
+  constexpr int kMany = 50;
+  RawTrainer trainer(daemon_.address());
+  trainer.Open();
+  trainer.Begin();
+  trainer.Tell(16, 0);
+  v1::TrainRequest large;
+  large.mutable_gradient()->mutable_data()->resize(256 << 10);
+  absl::Mutex mu;
+  int written = 0;
+  std::thread writer([&] {
+    while (trainer.Write(large)) {
+      absl::MutexLock lock(&mu);
+      ++written;
+    }
+  });
+  const auto all = [&] { return written >= kMany; };
+  {
+    absl::MutexLock lock(&mu);
+    EXPECT_FALSE(mu.AwaitWithTimeout(absl::Condition(&all), absl::Seconds(2)));
+  }
+  StandIn().Break();
+  EXPECT_TRUE(absl::IsUnavailable(trainer.End()));
+  writer.join();
+  EXPECT_LT(written, kMany);
+}
+
 }  // namespace
 }  // namespace ballast
