@@ -38,22 +38,25 @@ absl::Status NcclLane::Connect(const std::string& id, NcclLink::Side side, std::
 void NcclLane::Receive() {
   absl::Status status = Connect(ids_.gradients(), NcclLink::Side::kReceives, &gradients_);
   if (status.ok()) status = receiver_->Receive(gradients_.get(), events_.deliver);
-  End(status);
+  End(status, &gradients_);
 }
 
 void NcclLane::Send() {
   absl::Status status = Connect(ids_.weights(), NcclLink::Side::kSends, &weights_);
   connected_ = status.ok();
   if (status.ok()) status = sender_->Send(weights_.get(), events_.on_room);
-  End(status);
+  End(status, &weights_);
 }
 
-void NcclLane::End(const absl::Status& status) {
+void NcclLane::End(const absl::Status& status, std::unique_ptr<NcclLink>* link) {
+  std::unique_ptr<NcclLink> over;
+  bool tell = false;
   {
     absl::MutexLock lock(&mu_);
-    if (status.ok() || stopped_) return;
+    over = std::move(*link);
+    tell = !status.ok() && !stopped_;
   }
-  events_.on_lost(status);
+  if (tell) events_.on_lost(status);
 }
 
 void NcclLane::Stop() {

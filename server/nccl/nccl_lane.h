@@ -57,7 +57,8 @@ class NcclLane {
  private:
   // Makes the link, and waits for the other end.
   absl::Status Connect(const std::string& id, NcclLink::Side side, std::unique_ptr<NcclLink>* link);
-  void End(const absl::Status& status);
+  // Ends the link, here: that may wait for NCCL.
+  void End(const absl::Status& status, std::unique_ptr<NcclLink>* link);
 
   const Parts parts_;
   const v1::NcclIds ids_;
@@ -66,7 +67,7 @@ class NcclLane {
   Events events_;
   std::atomic<bool> connected_ = false;
   absl::Mutex mu_;
-  std::unique_ptr<NcclLink> gradients_, weights_;  // set once, under the lock
+  std::unique_ptr<NcclLink> gradients_, weights_;  // each set, and ended, by its thread, under the lock
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
 };
 

@@ -60,6 +60,8 @@ class Nccl final : public FakeNccl {
   void HoldLaunches(bool held) override { Set(&control_.hold_launches, held); }
   void HoldTransfers(bool held) override { Set(&control_.hold_transfers, held); }
   bool AwaitHeld() override;
+  void HoldAborts(bool held) override { Set(&control_.hold_aborts, held); }
+  bool AwaitHeldAborts(int count) override;
   void Silent(bool silent) override { Set(&control_.silent, silent); }
   void Break() override;
   void SetVersion(int version) override;
@@ -170,8 +172,16 @@ int Nccl::Abort(void* communicator) {
   const int failure = Count("ncclCommAbort");
   const auto found = Find(communicator);
   if (found == nullptr) return Refuse(nccl::kInvalidArgument, "no such communicator");
+  Lock lock(control_.mu);
+  if (control_.hold_aborts) {
+    ++control_.held_aborts;
+    control_.changed.notify_all();
+    control_.changed.wait(lock, [this] { return !control_.hold_aborts; });
+    --control_.held_aborts;
+  }
+  lock.unlock();
   found->Abort();
-  const Lock lock(control_.mu);
+  lock.lock();
   communicators_.erase(communicator);
   return failure;
 }
@@ -279,6 +289,11 @@ bool Nccl::AwaitHeld() {
   return control_.changed.wait_for(lock, std::chrono::minutes(1), is_held);
 }
 
+bool Nccl::AwaitHeldAborts(int count) {
+  Lock lock(control_.mu);
+  return control_.changed.wait_for(lock, std::chrono::minutes(1), [&] { return control_.held_aborts >= count; });
+}
+
 void Nccl::Break() {
   std::map<void*, std::shared_ptr<Communicator>> all;
   {
@@ -316,7 +331,7 @@ void Nccl::Reset() {
     const Lock lock(control_.mu);
     all.swap(communicators_);
     roots.swap(roots_);
-    control_.hold_launches = control_.hold_transfers = control_.silent = false;
+    control_.hold_launches = control_.hold_transfers = control_.hold_aborts = control_.silent = false;
     control_.sent = control_.received = 0;
     last_error_.clear();
     until_failure_ = 0;

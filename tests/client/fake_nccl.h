@@ -37,6 +37,10 @@ class FakeNccl {
   virtual void HoldTransfers(bool held) = 0;
   // Waits until a transfer stands still for that, a minute at most; whether one does.
   virtual bool AwaitHeld() = 0;
+  // Aborts wait before they do anything.
+  virtual void HoldAborts(bool held) = 0;
+  // Waits until so many wait for that, a minute at most; whether they do.
+  virtual bool AwaitHeldAborts(int count) = 0;
   // An end that is gone is not noticed: what waits for it never ends. Else it is a ncclRemoteError.
   virtual void Silent(bool silent) = 0;
   // Every live communicator has a ncclSystemError now.

@@ -33,8 +33,9 @@ enum Result {
 struct FakeNcclControl {
   std::mutex mu;
   std::condition_variable changed;
-  bool hold_launches = false, hold_transfers = false, silent = false;
+  bool hold_launches = false, hold_transfers = false, hold_aborts = false, silent = false;
   int held = 0;  // transfers that stand still
+  int held_aborts = 0;
   int64_t sent = 0, received = 0;
 };
 

@@ -224,5 +224,21 @@ TEST_F(NcclTransportTest, ARankThatLeavesTakesNoOtherWithIt) {
   EXPECT_TRUE(client->shares_gpu());
 }
 
+// The end of a communicator may take NCCL long.
+TEST_F(NcclTransportTest, ALinkThatIsLongInEndingHoldsNobodyUp) {
+  RealDaemon daemon(WithNccl(), Gpus());
+  LeastSquares problem;
+  auto leaver = Connected(daemon.address(), &problem);
+  StandIn().HoldAborts(true);
+  std::thread leaves([&] { leaver.reset(); });
+  EXPECT_TRUE(StandIn().AwaitHeldAborts(3));  // the trainer's end waits with one, the daemon's with both
+  const auto client = QuietClient(daemon.address());
+  const auto joined = problem.Join(*client);
+  EXPECT_TRUE(joined.ok()) << joined.status();
+  EXPECT_TRUE(problem.Step(*client).ok());
+  StandIn().HoldAborts(false);
+  leaves.join();
+}
+
 }  // namespace
 }  // namespace ballast
