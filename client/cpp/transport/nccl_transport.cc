@@ -13,6 +13,15 @@ namespace {
 constexpr uint64_t kMostInMessage = 8 << 10;  // of a payload
 constexpr uint64_t kLandedTogether = 8;       // weights
 
+// Of slots; more, or larger ones, no daemon has. Sums of them are within 64 bits.
+constexpr uint64_t kMostSlots = 1 << 20, kMostSlotBytes = 1 << 30;
+
+bool AreOfADaemon(const v1::NcclSlots& slots) {
+  return slots.gradient_slots() > 0 && slots.gradient_slots() <= kMostSlots && slots.gradient_slot_bytes() > 0 &&
+         slots.gradient_slot_bytes() <= kMostSlotBytes && slots.weight_slot_bytes() > 0 &&
+         slots.weight_slot_bytes() <= kMostSlotBytes;
+}
+
 }  // namespace
 
 void NcclTransport::Start(const v1::TrainRequest& open) {
@@ -117,6 +126,11 @@ bool NcclTransport::Read(v1::TrainResponse* response, absl::Span<const std::byte
 void NcclTransport::OnOpened(const v1::NcclSlots& slots) {
   if (!slots.why_none().empty()) return parts_.on_none(slots.why_none());
   if (connecting_.joinable()) return;  // a daemon's fault, which is nothing to this end
+  if (!AreOfADaemon(slots)) {
+    return Lose(absl::InternalError(absl::StrCat("the daemon told of slots that none has, ", slots.gradient_slots(),
+                                                 " of ", slots.gradient_slot_bytes(),
+                                                 " bytes for gradients, others of ", slots.weight_slot_bytes())));
+  }
   room_bytes_ = slots.gradient_slot_bytes();
   landing_bytes_ = slots.weight_slot_bytes();
   try {

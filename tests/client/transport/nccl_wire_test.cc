@@ -1,4 +1,5 @@
-// NCCL beside a Train stream, message by message: a trainer of bad faith against a real daemon.
+// NCCL beside a Train stream, message by message: a trainer of bad faith against a real daemon, and a daemon of bad faith
+// against a client's transport.
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -151,6 +152,78 @@ TEST_F(NcclWireTest, WhatWaitsBehindAGradientThatDoesNotComeIsBounded) {
   EXPECT_TRUE(absl::IsUnavailable(trainer.End()));
   writer.join();
   EXPECT_LT(written, kMany);
+}
+
+// --- a daemon -------------------------------------------------------------------------------------------------------
+
+// Answers Open with what it is told to, and ends no stream of its own.
+class ScriptedDaemon final : public v1::TrainerService::Service {
+ public:
+  explicit ScriptedDaemon(std::vector<v1::TrainResponse> responses) : responses_(std::move(responses)) {
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
+    builder.RegisterService(this);
+    server_ = builder.BuildAndStart();
+  }
+  ~ScriptedDaemon() override { server_->Shutdown(std::chrono::system_clock::now()); }
+
+  grpc::Status Train(grpc::ServerContext*,
+                     grpc::ServerReaderWriter<v1::TrainResponse, v1::TrainRequest>* stream) override {
+    v1::TrainRequest request;
+    stream->Read(&request);
+    for (const v1::TrainResponse& response : responses_) stream->Write(response);
+    while (stream->Read(&request)) continue;
+    return grpc::Status::OK;
+  }
+  // How a trainer's stream ends, that reads all of it.
+  absl::Status Served(std::string* why_none) {
+    const auto connection =
+        Connection::Open({.server = absl::StrCat("127.0.0.1:", port_), .log = [](const std::string&) {}}).value();
+    NcclTransport transport(*connection, {.nccl = Nccl::Load().value(),
+                                          .gpu = Gpu::Open(0).value(),
+                                          .on_none = [&](const std::string& why) { *why_none = why; }});
+    v1::TrainRequest open;
+    open.mutable_open();
+    transport.Start(open);
+    v1::TrainResponse response;
+    absl::Span<const std::byte> data;
+    while (transport.Read(&response, &data)) continue;
+    return transport.Finish();
+  }
+
+ private:
+  const std::vector<v1::TrainResponse> responses_;
+  int port_ = 0;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+v1::TrainResponse OpenedWith(uint32_t slots, uint64_t gradient_bytes, uint64_t weight_bytes) {
+  v1::TrainResponse response;
+  v1::NcclSlots& nccl = *response.mutable_opened()->mutable_nccl();
+  nccl.set_gradient_slots(slots);
+  nccl.set_gradient_slot_bytes(gradient_bytes);
+  nccl.set_weight_slot_bytes(weight_bytes);
+  return response;
+}
+
+TEST_F(NcclWireTest, SlotsOfADaemonThatNoneHasAreRefused) {
+  for (const auto& opened :
+       {OpenedWith(~0u, 0, 0), OpenedWith(~0u, 1, 1), OpenedWith(1u << 10, uint64_t{1} << 54, 1 << 20),
+        OpenedWith(4, 1 << 20, uint64_t{1} << 61)}) {
+    std::string why;
+    const absl::Status end = ScriptedDaemon({opened}).Served(&why);
+    EXPECT_TRUE(absl::IsUnavailable(end)) << end;
+    EXPECT_THAT(why, HasSubstr("the daemon told of slots that none has"));
+  }
+  EXPECT_EQ(StandIn().live(), 0);
+}
+
+TEST_F(NcclWireTest, WeightsBeforeOpenedAreRefused) {
+  v1::TrainResponse weights;
+  weights.mutable_weights()->mutable_nccl()->set_bytes(16);
+  std::string why;
+  EXPECT_TRUE(absl::IsUnavailable(ScriptedDaemon({weights}).Served(&why)));
+  EXPECT_THAT(why, HasSubstr("before it had answered Open"));
 }
 
 }  // namespace
