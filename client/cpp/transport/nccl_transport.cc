@@ -40,6 +40,18 @@ void NcclTransport::Start(const v1::TrainRequest& open) {
 NcclTransport::~NcclTransport() {
   StopLinks();
   if (connecting_.joinable()) connecting_.join();
+  EndLinks();
+}
+
+void NcclTransport::EndLinks() {
+  if (weights_ == nullptr) return;
+  try {
+    std::thread other([this] { weights_.reset(); });
+    gradients_.reset();
+    other.join();
+  } catch (const std::system_error&) {
+    // One after the other, then, by the members' ends.
+  }
 }
 
 absl::Status NcclTransport::Open(uint32_t slots) {

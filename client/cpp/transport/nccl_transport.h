@@ -69,6 +69,8 @@ class NcclTransport final : public Transport {
   void FreeUnused(uint32_t slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Lose(const absl::Status& why);
   void StopLinks();
+  // Both at once: NCCL, where it frees one's memory, waits for the GPU, and so for what the other has under way.
+  void EndLinks();
 
   const Parts parts_;
   GrpcTransport messages_;

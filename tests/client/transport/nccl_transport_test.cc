@@ -231,7 +231,7 @@ TEST_F(NcclTransportTest, ALinkThatIsLongInEndingHoldsNobodyUp) {
   auto leaver = Connected(daemon.address(), &problem);
   StandIn().HoldAborts(true);
   std::thread leaves([&] { leaver.reset(); });
-  EXPECT_TRUE(StandIn().AwaitHeldAborts(3));  // the trainer's end waits with one, the daemon's with both
+  EXPECT_TRUE(StandIn().AwaitHeldAborts(4));  // of both links, at both ends, at once
   const auto client = QuietClient(daemon.address());
   const auto joined = problem.Join(*client);
   EXPECT_TRUE(joined.ok()) << joined.status();
