@@ -33,9 +33,11 @@ absl::StatusOr<std::shared_ptr<const Nccl>> Nccl::Load(const char* library) {
     return absl::FailedPreconditionError(absl::StrCat("NCCL ", NcclVersionText(version), " is too old",
                                                       *lacks ? ", it has no " : "", lacks, ": use 2.27.3 or later"));
   }
-  if (const char* const blocking = std::getenv("NCCL_COMM_BLOCKING"); blocking != nullptr && *blocking == '1') {
+  if (const char* const blocking = std::getenv("NCCL_COMM_BLOCKING");
+      blocking != nullptr && absl::string_view(blocking) != "0") {
     return absl::FailedPreconditionError(
-        "NCCL_COMM_BLOCKING=1 makes every call to NCCL wait for the other end, however long that takes: unset it");
+        "NCCL_COMM_BLOCKING makes calls to NCCL wait for the other end, however long that takes: unset it, or set it "
+        "to 0");
   }
   return std::shared_ptr<const Nccl>(new Nccl(functions, version));
 }

@@ -32,6 +32,11 @@ class NcclLink {
     std::byte* at = nullptr;  // in the memory of the link's GPU
     uint64_t bytes = 0;
   };
+  static uint64_t BytesOf(absl::Span<const Piece> pieces) {
+    uint64_t bytes = 0;
+    for (const Piece& piece : pieces) bytes += piece.bytes;
+    return bytes;
+  }
 
   // Begins to connect to the other end, which has the same id (Nccl::MakeId), used by no other link.
   static absl::StatusOr<std::unique_ptr<NcclLink>> Open(std::shared_ptr<const Nccl> nccl, std::shared_ptr<Gpu> gpu,

@@ -2,6 +2,8 @@
 // ends the Train stream. The trainer resumes it without NCCL.
 #pragma once
 
+#include <cstdint>
+
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -9,8 +11,9 @@
 
 namespace ballast {
 
-inline constexpr double kNcclConnectS = 60;   // until both ends have come
-inline constexpr double kNcclPatienceS = 30;  // until bytes that the other end has told of are there
+inline constexpr double kNcclConnectS = 60;  // until both ends have come
+// Until so many bytes that the other end has told of are there: what moves at all is faster than 10 MB/s.
+inline double NcclPatienceS(uint64_t bytes) { return 30 + static_cast<double>(bytes) / 10e6; }
 
 inline constexpr absl::string_view kNcclLostPrefix = "NCCL is lost: ";
 

@@ -65,8 +65,9 @@ absl::Status NcclReceiver::Receive(NcclLink* link, const Deliver& deliver) {
   for (Waiting waiting = Await(); !waiting.empty(); waiting = Await()) {
     ASSIGN_OR_RETURN(const auto pieces, TakeSlots(waiting));
     if (!pieces.empty()) {
-      RETURN_IF_ERROR(link->Begin(pieces, kNcclPatienceS));
-      RETURN_IF_ERROR(link->AwaitDone(kNcclPatienceS));
+      const double patience_s = NcclPatienceS(NcclLink::BytesOf(pieces));
+      RETURN_IF_ERROR(link->Begin(pieces, patience_s));
+      RETURN_IF_ERROR(link->AwaitDone(patience_s));
     }
     for (auto& request : waiting) {
       Payload payload;

@@ -31,8 +31,9 @@ absl::Status NcclSender::Send(NcclLink* link, const std::function<void()>& on_ro
   for (auto given = Await(); !given.empty(); given = Await()) {
     std::vector<NcclLink::Piece> pieces;
     for (const Given& one : given) pieces.push_back({slots_.at(one.slot), one.bytes});
-    RETURN_IF_ERROR(link->Begin(pieces, kNcclPatienceS));
-    RETURN_IF_ERROR(link->AwaitDone(kNcclPatienceS));
+    const double patience_s = NcclPatienceS(NcclLink::BytesOf(pieces));
+    RETURN_IF_ERROR(link->Begin(pieces, patience_s));
+    RETURN_IF_ERROR(link->AwaitDone(patience_s));
     for (const Given& one : given) slots_.GiveBack(one.slot);
     if (starved_.exchange(false)) on_room();
   }

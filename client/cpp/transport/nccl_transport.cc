@@ -1,6 +1,7 @@
 #include "client/cpp/transport/nccl_transport.h"
 
 #include <algorithm>
+#include <chrono>
 #include <system_error>
 #include <utility>
 
@@ -75,9 +76,11 @@ absl::Status NcclTransport::Open(uint32_t slots) {
 }
 
 void NcclTransport::Connect(uint32_t slots) {
+  const auto began = std::chrono::steady_clock::now();
   absl::Status there = Open(slots);
   if (there.ok()) there = gradients_->AwaitReady(kNcclConnectS);
-  if (there.ok()) there = weights_->AwaitReady(kNcclConnectS);
+  const std::chrono::duration<double> gone = std::chrono::steady_clock::now() - began;
+  if (there.ok()) there = weights_->AwaitReady(std::max(0.0, kNcclConnectS - gone.count()));
   if (!there.ok()) return Lose(there);
   absl::MutexLock lock(&mu_);
   connected_ = !stopped_;
@@ -114,7 +117,7 @@ bool NcclTransport::WriteAt(const GradientRoom& room, uint64_t bytes, const v1::
   v1::TrainRequest message = request;
   message.mutable_gradient()->mutable_nccl()->set_bytes(static_cast<uint32_t>(bytes));
   message.mutable_gradient()->mutable_nccl()->set_slot(room.slot);
-  if (auto s = gradients_->Begin({{room.data, bytes}}, kNcclPatienceS); !s.ok()) {
+  if (auto s = gradients_->Begin({{room.data, bytes}}, NcclPatienceS(bytes)); !s.ok()) {
     Lose(s);
     return false;
   }
@@ -176,10 +179,11 @@ absl::Status NcclTransport::Receive(uint64_t bytes) {
     if (piece.bytes > 0 && piece.bytes <= landing_bytes_) continue;
     return absl::InternalError("the daemon sent weights that do not fit the slots that it told of");
   }
-  if (auto s = weights_->Begin(pieces, kNcclPatienceS); !s.ok()) return s;
+  const double patience_s = NcclPatienceS(NcclLink::BytesOf(pieces));
+  if (auto s = weights_->Begin(pieces, patience_s); !s.ok()) return s;
   landed_ = static_cast<uint32_t>(pieces.size());
   taken_ = 0;
-  return weights_->AwaitDone(kNcclPatienceS);
+  return weights_->AwaitDone(patience_s);
 }
 
 bool NcclTransport::AwaitConnected() {

@@ -172,6 +172,16 @@ TEST_F(NcclFailuresTest, NoLibraryNoNcclAndAnOldOne) {
   }
 }
 
+TEST_F(NcclFailuresTest, OneThatIsToldToBlockIsRefused) {
+  for (const auto& [value, refused] : {std::pair("1", true), std::pair(" 0x1", true), std::pair("0", false)}) {
+    setenv("NCCL_COMM_BLOCKING", value, 1);
+    const absl::Status loaded = Nccl::Load(FAKE_NCCL).status();
+    EXPECT_EQ(absl::IsFailedPrecondition(loaded), refused) << value << ": " << loaded;
+    EXPECT_EQ(loaded.ok(), !refused);
+  }
+  unsetenv("NCCL_COMM_BLOCKING");
+}
+
 TEST_F(NcclFailuresTest, ItsIdsDifferAndItsVersionIsTheLibrarys) {
   nccl_.SetVersion(23203);
   const auto nccl = Nccl::Load(FAKE_NCCL).value();

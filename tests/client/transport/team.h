@@ -24,6 +24,7 @@ namespace ballast {
 
 inline constexpr size_t kTeamElements[] = {30000, 5, 4096, 1, 70001};
 inline constexpr uint32_t kTeamTensors = std::size(kTeamElements);
+inline constexpr uint32_t kTeamSteps = 5;
 
 // How a rank trains.
 struct TeamRank {
@@ -109,12 +110,47 @@ class Cutter {
   }};
 };
 
+// Makes the steps of one rank, which is attached, and leaves. Its gradients are those of its number.
+inline void TrainAsRank(Client& client, const v1::RunSpec& spec, uint32_t rank, const TeamRank& as,
+                        std::vector<std::vector<std::byte>>* weights) {
+  const uint32_t micros = spec.accumulation();
+  std::mt19937 random(rank + 1);
+  std::optional<WeightsOnGpu> on_gpu;
+  if (as.weights_on_gpu) on_gpu.emplace(*as.gpu);
+  for (uint32_t i = 0; i < kTeamTensors; ++i) {
+    std::vector<std::byte>& of = (*weights)[i];
+    const absl::Status bound =
+        on_gpu ? on_gpu->Bind(client, i, of.size()) : client.BindWeights(i, of.data(), of.size());
+    EXPECT_TRUE(bound.ok()) << bound;
+  }
+  for (uint32_t step = 0; step < kTeamSteps; ++step) {
+    ASSERT_TRUE(client.BeginStep({.micro_batches = micros}).ok());
+    for (uint32_t micro = 0; micro < micros; ++micro) {
+      // Every rank in an order of its own.
+      std::vector<uint32_t> order(kTeamTensors);
+      for (uint32_t i = 0; i < kTeamTensors; ++i) order[i] = (i + rank) % kTeamTensors;
+      for (const uint32_t i : order) {
+        std::vector<std::byte> gradient(GradientBytes(spec, i));
+        for (size_t b = 1; b < gradient.size(); b += 2) gradient[b] = static_cast<std::byte>(random() % 0x40);
+        ASSERT_TRUE(client.Push(i, as.place(gradient)).ok());
+      }
+      if (micro + 1 < micros) {
+        ASSERT_TRUE(client.EndMicro(std::nullopt).ok());
+      }
+    }
+    const auto result = client.EndStep(1.0).get();
+    ASSERT_TRUE(result.ok()) << result.status();
+    ASSERT_EQ(result->result.outcome(), v1::STEP_OUTCOME_APPLIED);
+  }
+  client.Detach();  // nothing comes any more
+  if (on_gpu) on_gpu->Read(weights);
+}
+
 // All weights after some steps of ranks that each have gradients of their own. `team`: by rank. Counts in *cuts, where it
 // is given, how often their connections over shared memory were cut.
 inline std::vector<float> TrainTeam(
     const std::string& server, const std::vector<TeamRank>& team, uint32_t micros, int* cuts = nullptr,
     const SpecChange& change = [](v1::RunSpec*) {}) {
-  constexpr uint32_t kSteps = 5;
   const auto world = static_cast<uint32_t>(team.size());
   const v1::RunSpec spec = TeamSpec(world, micros, change);
   std::vector<std::vector<std::vector<std::byte>>> weights(world);
@@ -144,39 +180,7 @@ inline std::vector<float> TrainTeam(
   std::optional<Cutter> cutter;
   if (cuts != nullptr) cutter.emplace();
   for (uint32_t rank = 0; rank < world; ++rank) {
-    ranks.emplace_back([&, rank] {
-      Client& client = *clients[rank];
-      std::mt19937 random(rank + 1);
-      std::optional<WeightsOnGpu> on_gpu;
-      if (team[rank].weights_on_gpu) on_gpu.emplace(*team[rank].gpu);
-      for (uint32_t i = 0; i < kTeamTensors; ++i) {
-        std::vector<std::byte>& of = weights[rank][i];
-        const absl::Status bound =
-            on_gpu ? on_gpu->Bind(client, i, of.size()) : client.BindWeights(i, of.data(), of.size());
-        EXPECT_TRUE(bound.ok()) << bound;
-      }
-      for (uint32_t step = 0; step < kSteps; ++step) {
-        ASSERT_TRUE(client.BeginStep({.micro_batches = micros}).ok());
-        for (uint32_t micro = 0; micro < micros; ++micro) {
-          // Every rank in an order of its own.
-          std::vector<uint32_t> order(kTeamTensors);
-          for (uint32_t i = 0; i < kTeamTensors; ++i) order[i] = (i + rank) % kTeamTensors;
-          for (const uint32_t i : order) {
-            std::vector<std::byte> gradient(GradientBytes(spec, i));
-            for (size_t b = 1; b < gradient.size(); b += 2) gradient[b] = static_cast<std::byte>(random() % 0x40);
-            ASSERT_TRUE(client.Push(i, team[rank].place(gradient)).ok());
-          }
-          if (micro + 1 < micros) {
-            ASSERT_TRUE(client.EndMicro(std::nullopt).ok());
-          }
-        }
-        const auto result = client.EndStep(1.0).get();
-        ASSERT_TRUE(result.ok()) << result.status();
-        ASSERT_EQ(result->result.outcome(), v1::STEP_OUTCOME_APPLIED);
-      }
-      client.Detach();  // nothing comes any more
-      if (on_gpu) on_gpu->Read(&weights[rank]);
-    });
+    ranks.emplace_back([&, rank] { TrainAsRank(*clients[rank], spec, rank, team[rank], &weights[rank]); });
   }
   for (std::thread& rank : ranks) rank.join();
   if (cuts != nullptr) *cuts += cutter->cuts();
