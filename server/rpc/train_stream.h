@@ -3,7 +3,8 @@
 //
 // gRPC calls the reactions on its threads; the strand calls RankStream's methods. Its life and its end: stream_call.h.
 // A stream whose first message does not come within open_timeout_s is ended. Memory: at most kMostUnconsumed messages,
-// or one batch, that the strand has not yet consumed, and with NCCL as many small ones as make kMostByNccl; one message that waits to be written; and the ResponseQueue.
+// or one batch, that the strand has not yet consumed, and with NCCL as many small ones as make kMostByNccl; one message that
+// waits to be written; and the ResponseQueue.
 //
 // Where Open asks for it, payloads go by NCCL beside the call (server/nccl/): gradients then wait in slots on the run's device,
 // where weights are encoded too. An error there ends the stream, which the trainer resumes without.

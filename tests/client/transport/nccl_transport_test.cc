@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tests/client/cutting_proxy.h"
+#include "tests/client/in_fork.h"
 #include "tests/client/quiet_client.h"
 #include "tests/client/transport/nccl_daemon.h"
 #include "tests/server/no_threads.h"
@@ -76,6 +77,14 @@ TEST_F(NcclTransportTest, SoItIsInRunsOfEveryKind) {
     const auto expected = TrainTeam(daemon.address(), Ranks(2, TransportChoice::kGrpc), 2, nullptr, kinds[kind]);
     EXPECT_EQ(TrainTeam(daemon.address(), team, 2, nullptr, kinds[kind]), expected);
   }
+}
+
+TEST_F(NcclTransportTest, SoItIsOnSeveralDaemons) {
+  RealDaemon on_cpu(RealDaemon::Small()), one(WithNccl(), Gpus()), other(WithNccl(), Gpus());
+  const auto expected = TrainTeam(on_cpu.address(), Ranks(2, TransportChoice::kGrpc), 2);
+  const int64_t sent = StandIn().sent();
+  EXPECT_EQ(TrainTeam(absl::StrCat(one.address(), ",", other.address()), ByNccl(2), 2), expected);
+  EXPECT_GT(StandIn().sent(), sent + (2 << 20));
 }
 
 TEST_F(NcclTransportTest, ASmallWindowNeverHangs) {
@@ -205,6 +214,25 @@ TEST_F(NcclTransportTest, CutsOfTheStreamAreInvisible) {
   }
   EXPECT_GT(StandIn().sent(), 100'000);
   EXPECT_SOON(client->shares_gpu(), true);
+}
+
+TEST_F(NcclTransportTest, AForksEndLeavesTheParentsNcclAlone) {
+  RealDaemon daemon(WithNccl(), Gpus());
+  LeastSquares problem;
+  auto client = Connected(daemon.address(), &problem);
+  ASSERT_TRUE(problem.Step(*client).ok());
+  ASSERT_TRUE(client->BeginStep({}).ok());
+  problem.Backward();
+  ASSERT_TRUE(client->Push(0, problem.Gradient(0)).ok());
+  EXPECT_TRUE(HoldsInFork([&] {
+    const bool refused = absl::IsFailedPrecondition(client->Push(1, problem.Gradient(1)));
+    client.reset();
+    return refused;
+  }));
+  ASSERT_TRUE(client->Push(1, problem.Gradient(1)).ok());
+  ASSERT_TRUE(client->EndStep({}).get().ok());
+  EXPECT_TRUE(client->shares_gpu());
+  EXPECT_THAT(told_.lines(), IsEmpty());
 }
 
 // What one rank's NCCL waits for is nothing to another's.
