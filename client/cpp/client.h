@@ -96,7 +96,8 @@ struct ClientOptions {
 
 // What carries the step stream. kAuto: shared memory with a daemon on this host, otherwise gRPC. kShm: shared memory,
 // or an error. kNccl: gRPC for messages, and NCCL for payloads, from AttachOptions::gpu to the daemon's; where that cannot be,
-// or is lost, as kAuto, with a line that says why. Push may wait there for a GPU that takes nothing, half a minute.
+// or is lost before it has worked for a while, as kAuto, with a line that says why. Push may wait there for a GPU that takes
+// nothing, half a minute.
 enum class TransportChoice { kAuto, kGrpc, kShm, kNccl };
 
 struct AttachOptions {

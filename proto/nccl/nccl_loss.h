@@ -1,5 +1,5 @@
 // When NCCL counts as lost between a trainer and its daemon, and how the wire says so: by the message of an UNAVAILABLE, which
-// ends the Train stream. The trainer resumes it without NCCL.
+// ends the Train stream. The trainer resumes it, with NCCL or without.
 #pragma once
 
 #include <cstdint>

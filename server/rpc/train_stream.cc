@@ -208,7 +208,7 @@ void TrainStream::OnLaneLost(const absl::Status& why) {
     bad.push_back(message::Bad{why});
     return bound->OnMessages(shared_from_this(), std::move(bad));
   }
-  Log(LogLevel::kWarn, "transport", "a rank has lost NCCL; if it is still there, it goes on without",
+  Log(LogLevel::kWarn, "transport", "a rank has lost NCCL; if it is still there, it resumes its stream",
       {{"run_id", bound->spec().run_id}, {"peer", peer_}, {"err", std::string(why.message())}});
   Finish(NcclLostError(why.message()));
 }

@@ -7,7 +7,7 @@
 // waits to be written; and the ResponseQueue.
 //
 // Where Open asks for it, payloads go by NCCL beside the call (server/nccl/): gradients then wait in slots on the run's device,
-// where weights are encoded too. An error there ends the stream, which the trainer resumes without.
+// where weights are encoded too. An error there ends the stream, which the trainer resumes.
 #pragma once
 
 #include <grpcpp/alarm.h>

@@ -33,7 +33,7 @@ void NcclTransport::Start(const v1::TrainRequest& open) {
     ids_.set_weights(*weights);
     *first.mutable_open()->mutable_nccl() = ids_;
   } else {
-    parts_.on_none(std::string((gradients.ok() ? weights : gradients).status().message()));
+    parts_.on_none(std::string((gradients.ok() ? weights : gradients).status().message()), /*worked=*/false);
   }
   messages_.Start(first);
 }
@@ -121,6 +121,7 @@ bool NcclTransport::WriteAt(const GradientRoom& room, uint64_t bytes, const v1::
     Lose(s);
     return false;
   }
+  ++moved_;
   return messages_.WriteAlone(message);
 }
 
@@ -139,7 +140,7 @@ bool NcclTransport::Read(v1::TrainResponse* response, absl::Span<const std::byte
 }
 
 void NcclTransport::OnOpened(const v1::NcclSlots& slots) {
-  if (!slots.why_none().empty()) return parts_.on_none(slots.why_none());
+  if (!slots.why_none().empty()) return parts_.on_none(slots.why_none(), /*worked=*/false);
   if (connecting_.joinable()) return;  // a daemon's fault, which is nothing to this end
   if (!AreOfADaemon(slots)) {
     return Lose(absl::InternalError(absl::StrCat("the daemon told of slots that none has, ", slots.gradient_slots(),
@@ -165,6 +166,7 @@ bool NcclTransport::ReadWeights(uint64_t bytes, absl::Span<const std::byte>* dat
   }
   *data = {landing_->data() + taken_++ * landing_bytes_, bytes};
   read_on_gpu_ = true;
+  ++moved_;
   return true;
 }
 
@@ -209,7 +211,9 @@ absl::Status NcclTransport::Finish() {
     absl::MutexLock lock(&mu_);
     if (!lost_.ok()) status = lost_;
   }
-  if (IsNcclLost(status)) parts_.on_none(std::string(status.message().substr(kNcclLostPrefix.size())));
+  if (IsNcclLost(status)) {
+    parts_.on_none(std::string(status.message().substr(kNcclLostPrefix.size())), moved_ >= kWorked);
+  }
   return status;
 }
 

@@ -2,7 +2,7 @@
 // trainer's GPU to the daemon's and back. See transport.h, and proto/PROTOCOL.md, "NCCL".
 //
 // Until both ends have connected, payloads go in the messages too, and so does a gradient that finds no slot. When NCCL is lost,
-// the stream is: Finish says so (proto/nccl/nccl_loss.h), and whoever resumes it takes another transport.
+// the stream is: Finish says so (proto/nccl/nccl_loss.h).
 #pragma once
 
 #include <atomic>
@@ -29,9 +29,11 @@ class NcclTransport final : public Transport {
   struct Parts {
     std::shared_ptr<const Nccl> nccl;
     std::shared_ptr<Gpu> gpu;  // the trainer's
-    // Told once, by Read or Finish, why no payload goes by NCCL, or no more.
-    std::function<void(const std::string& why)> on_none;
+    // Told by the reading thread why no payload goes by NCCL, or no more. worked: it has moved kWorked payloads, so whoever
+    // resumes the stream does well to try it again; else it would come to nothing once more.
+    std::function<void(const std::string& why, bool worked)> on_none;
   };
+  static constexpr uint64_t kWorked = 1000;
   // `connection` outlives the transport.
   NcclTransport(Connection& connection, Parts parts) : parts_(std::move(parts)), messages_(connection) {}
   ~NcclTransport() override;
@@ -84,6 +86,7 @@ class NcclTransport final : public Transport {
   std::unique_ptr<NcclLink> gradients_, weights_;
   std::thread connecting_;
   std::atomic<bool> connected_ = false;
+  std::atomic<uint64_t> moved_ = 0;  // payloads
 
   absl::Mutex mu_;
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;

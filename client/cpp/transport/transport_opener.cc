@@ -29,16 +29,17 @@ absl::StatusOr<std::shared_ptr<const Nccl>> TransportOpener::NcclOf(const Attach
 
 std::unique_ptr<Transport> TransportOpener::OpenNccl(const v1::AttachResponse& grant) {
   if (nccl_ == nullptr || !no_nccl_->empty()) return nullptr;
-  const auto on_none = [none = no_nccl_, &connection = connection_](const std::string& why) {
-    *none = why;
-    connection.Log(absl::StrCat("no NCCL with the daemon at ", connection.server(), " (", why,
-                                "); payloads go over shared memory or gRPC"));
+  const auto on_none = [none = no_nccl_, &connection = connection_](const std::string& why, bool worked) {
+    if (!worked) *none = why;
+    connection.Log(absl::StrCat("no NCCL with the daemon at ", connection.server(), " (", why, "); ",
+                                worked ? "it is connected anew" : "payloads go over shared memory or gRPC"));
   };
   if (absl::c_linear_search(grant.lanes(), "nccl")) {
     return std::make_unique<NcclTransport>(connection_,
                                            NcclTransport::Parts{.nccl = nccl_, .gpu = gpu_, .on_none = on_none});
   }
-  on_none(grant.why_no_nccl().empty() ? "the daemon is older, and does not know it" : grant.why_no_nccl());
+  on_none(grant.why_no_nccl().empty() ? "the daemon is older, and does not know it" : grant.why_no_nccl(),
+          /*worked=*/false);
   return nullptr;
 }
 

@@ -47,7 +47,7 @@ class TransportOpener {
   const TransportChoice wish_;
   std::shared_ptr<Gpu> gpu_;
   std::shared_ptr<const Nccl> nccl_;
-  // Why none of the session's payloads go by NCCL, or no more; of the thread that calls Open, and reads.
+  // Why none of the session's payloads go by NCCL, or no more, for good; of the thread that calls Open, and reads.
   std::shared_ptr<std::string> no_nccl_ = std::make_shared<std::string>();
   bool asked_ = false;
   std::string told_;

@@ -1,6 +1,8 @@
 // Trainers on GPUs and a daemon on one, with NCCL between them, all three played by the tests (fake_cuda.h, fake_gpu.h,
 // fake_nccl.h): payloads that go by NCCL have the bits of those that go through the host, and whatever fails of NCCL costs a
 // rank no more than the way back to the host.
+#include "client/cpp/transport/nccl_transport.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -182,6 +184,23 @@ TEST_F(NcclTransportTest, ABrokenNetworkCostsOneLineAndTheNextSessionHasItAgain)
   EXPECT_TRUE(problem.Step(*client).ok());
 }
 
+TEST_F(NcclTransportTest, WhatHasWorkedIsConnectedAnew) {
+  RealDaemon daemon(WithNccl(), Gpus());
+  LeastSquares problem;
+  const auto client = Connected(daemon.address(), &problem);
+  constexpr int64_t kPayloadBytes = 16 << 10;  // at most
+  while (StandIn().sent() < static_cast<int64_t>(NcclTransport::kWorked) * kPayloadBytes) {
+    ASSERT_TRUE(problem.Step(*client).ok());
+  }
+  StandIn().Break();
+  ASSERT_TRUE(problem.Step(*client).ok());
+  EXPECT_THAT(told_.lines(), Contains(AllOf(HasSubstr("no NCCL"), HasSubstr("connected anew"))));
+  EXPECT_SOON(client->shares_gpu(), true);
+  const int64_t sent = StandIn().sent();
+  ASSERT_TRUE(problem.Step(*client).ok());
+  EXPECT_GT(StandIn().sent(), sent);
+}
+
 // Whatever function of NCCL's fails, at either end and whichever time: the steps are those of a run without NCCL.
 TEST_F(NcclTransportTest, WhateverFailsTheStepsAreTheSame) {
   RealDaemon daemon(WithNccl(), Gpus());
@@ -213,7 +232,6 @@ TEST_F(NcclTransportTest, CutsOfTheStreamAreInvisible) {
     ASSERT_EQ(*here, *there) << "step " << step;
   }
   EXPECT_GT(StandIn().sent(), 100'000);
-  EXPECT_SOON(client->shares_gpu(), true);
 }
 
 TEST_F(NcclTransportTest, AForksEndLeavesTheParentsNcclAlone) {

@@ -181,7 +181,7 @@ class ScriptedDaemon final : public v1::TrainerService::Service {
         Connection::Open({.server = absl::StrCat("127.0.0.1:", port_), .log = [](const std::string&) {}}).value();
     NcclTransport transport(*connection, {.nccl = Nccl::Load().value(),
                                           .gpu = Gpu::Open(0).value(),
-                                          .on_none = [&](const std::string& why) { *why_none = why; }});
+                                          .on_none = [&](const std::string& why, bool) { *why_none = why; }});
     v1::TrainRequest open;
     open.mutable_open();
     transport.Start(open);
