@@ -207,7 +207,7 @@ TEST_F(NcclTransportTest, WhateverFailsTheStepsAreTheSame) {
   const auto expected = TrainTeam(daemon.address(), Ranks(2, TransportChoice::kGrpc), 2);
   for (const char* function : {"ncclGetUniqueId", "ncclCommInitRankConfig", "ncclCommGetAsyncError", "ncclGroupStart",
                                "ncclGroupEnd", "ncclSend", "ncclRecv", "ncclCommAbort"}) {
-    for (int64_t call = 1; call <= 40; call = call * 3 / 2 + 1) {
+    for (const int64_t call : {1, 4, 13, 40}) {
       SCOPED_TRACE(absl::StrCat(function, ", call ", call));
       StandIn().FailCall(function, call, kSystemError);
       ASSERT_EQ(TrainTeam(daemon.address(), OnGpus(2), 2), expected);
