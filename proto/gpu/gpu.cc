@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "proto/loaded_function.h"
 
 namespace ballast {
 namespace {
@@ -55,14 +56,7 @@ struct Gpu::Driver {
   static constexpr unsigned kNonBlocking = 1;  // CU_STREAM_NON_BLOCKING: waits for no other stream
 
   template <typename... Args>
-  struct Function {
-    Function(Driver* driver, const char* called) : name(called) {
-      call = reinterpret_cast<int (*)(Args...)>(dlsym(driver->library, name));
-      if (call == nullptr && driver->lacks == nullptr) driver->lacks = name;
-    }
-    const char* const name;
-    int (*call)(Args...);
-  };
+  using Function = LoadedFunction<int, Args...>;
 
   Driver(void* opened, int ordinal) : library(opened), label(absl::StrCat("cuda:", ordinal)) {}
 
@@ -74,7 +68,7 @@ struct Gpu::Driver {
             absl::StrCat(name, " on ", label, ": ", text == nullptr ? "unknown" : text, " (error ", error, ")")};
   }
   template <typename... Args>
-  absl::Status Call(const Function<Args...>& function, std::type_identity_t<Args>... args) const {
+  absl::Status Call(const LoadedFunction<int, Args...>& function, std::type_identity_t<Args>... args) const {
     return Check(function.call(args...), function.name);
   }
 

@@ -1,13 +1,11 @@
 // NCCL's interface as its library exports it. For nccl.cc and nccl_link.cc.
 #pragma once
 
-#include <dlfcn.h>
-
 #include <array>
 #include <cstddef>
-#include <type_traits>
 
 #include "absl/status/status.h"
+#include "proto/loaded_function.h"
 #include "proto/nccl/nccl.h"
 
 namespace ballast {
@@ -27,14 +25,7 @@ struct Nccl::Functions {
   };
 
   template <typename R, typename... Args>
-  struct Function {
-    Function(Functions* functions, const char* called) : name(called) {
-      call = reinterpret_cast<R (*)(Args...)>(dlsym(functions->library, name));
-      if (call == nullptr && functions->lacks == nullptr) functions->lacks = name;
-    }
-    const char* const name;
-    R (*call)(Args...);
-  };
+  using Function = LoadedFunction<R, Args...>;
 
   explicit Functions(void* opened) : library(opened) {}
   // An error, unless the result is success, or in progress.
