@@ -17,7 +17,8 @@ namespace ballast {
 class Nccl {
  public:
   // Of the process's NCCL, once one is loaded, as torch does; else of the first that the system finds (LD_LIBRARY_PATH).
-  // NOT_FOUND: there is none; FAILED_PRECONDITION: it is too old, or told to block. Both say what to do. `library`: another one, for tests.
+  // NOT_FOUND: there is none; FAILED_PRECONDITION: it is too old, or told to block. Both say what to do. `library`: another one,
+  // for tests.
   static absl::StatusOr<std::shared_ptr<const Nccl>> Load(const char* library = "libnccl.so.2");
 
   // Both ends must have the same: 22703 is 2.27.3.

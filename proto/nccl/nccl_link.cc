@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/nccl/nccl_functions.h"
+#include "proto/nccl/nccl_loss.h"
 
 namespace ballast {
 namespace {
@@ -92,6 +93,13 @@ absl::Status NcclLink::Begin(absl::Span<const Piece> pieces, double patience_s) 
     begun.Update(f.Check(f.group_end.call(), f.group_end.name));
     return begun;
   });
+}
+
+absl::Status NcclLink::Move(absl::Span<const Piece> pieces) {
+  uint64_t bytes = 0;
+  for (const Piece& piece : pieces) bytes += piece.bytes;
+  if (auto s = Begin(pieces, NcclPatienceS(bytes)); !s.ok()) return s;
+  return AwaitDone(NcclPatienceS(bytes));
 }
 
 absl::StatusOr<bool> NcclLink::Done() {

@@ -32,11 +32,6 @@ class NcclLink {
     std::byte* at = nullptr;  // in the memory of the link's GPU
     uint64_t bytes = 0;
   };
-  static uint64_t BytesOf(absl::Span<const Piece> pieces) {
-    uint64_t bytes = 0;
-    for (const Piece& piece : pieces) bytes += piece.bytes;
-    return bytes;
-  }
 
   // Begins to connect to the other end, which has the same id (Nccl::MakeId), used by no other link.
   static absl::StatusOr<std::unique_ptr<NcclLink>> Open(std::shared_ptr<const Nccl> nccl, std::shared_ptr<Gpu> gpu,
@@ -52,6 +47,8 @@ class NcclLink {
   absl::Status Begin(absl::Span<const Piece> pieces, double patience_s);
   // Waits until all that was begun has been moved.
   absl::Status AwaitDone(double patience_s);
+  // Both, with the patience that so many bytes get (nccl_loss.h).
+  absl::Status Move(absl::Span<const Piece> pieces);
   // Whether it has; does not wait.
   absl::StatusOr<bool> Done();
   // Ends every wait, those to come too.

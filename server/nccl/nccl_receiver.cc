@@ -3,24 +3,20 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "proto/nccl/nccl_loss.h"
 
 #include "server/base/status_macros.h"
 
 namespace ballast {
 namespace {
 
-bool ComesByNccl(const std::optional<v1::TrainRequest>& request) {
-  return request && request->has_gradient() && request->gradient().has_nccl();
-}
+bool ComesByNccl(const v1::TrainRequest& request) { return request.has_gradient() && request.gradient().has_nccl(); }
 
 }  // namespace
 
 bool NcclReceiver::Queue(v1::TrainRequest* request) {
   absl::MutexLock lock(&mu_);
   if (over_) return true;
-  const bool by_nccl = request->has_gradient() && request->gradient().has_nccl();
-  if (!by_nccl && waiting_.empty() && !delivering_) return false;
+  if (!ComesByNccl(*request) && waiting_.empty() && !delivering_) return false;
   waiting_.emplace_back(std::move(*request));
   return true;
 }
@@ -46,7 +42,7 @@ NcclReceiver::Waiting NcclReceiver::Await() {
 absl::StatusOr<std::vector<NcclLink::Piece>> NcclReceiver::TakeSlots(const Waiting& waiting) {
   std::vector<NcclLink::Piece> pieces;
   for (const auto& request : waiting) {
-    if (!ComesByNccl(request)) continue;
+    if (!request || !ComesByNccl(*request)) continue;
     const v1::NcclPayload& payload = request->gradient().nccl();
     if (payload.bytes() == 0 || payload.bytes() > slots_.slot_bytes()) {
       return absl::InvalidArgumentError(
@@ -64,14 +60,10 @@ absl::StatusOr<std::vector<NcclLink::Piece>> NcclReceiver::TakeSlots(const Waiti
 absl::Status NcclReceiver::Receive(NcclLink* link, const Deliver& deliver) {
   for (Waiting waiting = Await(); !waiting.empty(); waiting = Await()) {
     ASSIGN_OR_RETURN(const auto pieces, TakeSlots(waiting));
-    if (!pieces.empty()) {
-      const double patience_s = NcclPatienceS(NcclLink::BytesOf(pieces));
-      RETURN_IF_ERROR(link->Begin(pieces, patience_s));
-      RETURN_IF_ERROR(link->AwaitDone(patience_s));
-    }
+    if (!pieces.empty()) RETURN_IF_ERROR(link->Move(pieces));
     for (auto& request : waiting) {
       Payload payload;
-      if (ComesByNccl(request)) {
+      if (request && ComesByNccl(*request)) {
         const v1::NcclPayload& came = request->gradient().nccl();
         payload = Payload(shared_from_this(), came.slot(), {slots_.at(came.slot()), came.bytes()});
       }

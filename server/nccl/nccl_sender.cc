@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include "proto/nccl/nccl_loss.h"
-
 #include "server/base/status_macros.h"
 
 namespace ballast {
@@ -31,9 +29,7 @@ absl::Status NcclSender::Send(NcclLink* link, const std::function<void()>& on_ro
   for (auto given = Await(); !given.empty(); given = Await()) {
     std::vector<NcclLink::Piece> pieces;
     for (const Given& one : given) pieces.push_back({slots_.at(one.slot), one.bytes});
-    const double patience_s = NcclPatienceS(NcclLink::BytesOf(pieces));
-    RETURN_IF_ERROR(link->Begin(pieces, patience_s));
-    RETURN_IF_ERROR(link->AwaitDone(patience_s));
+    RETURN_IF_ERROR(link->Move(pieces));
     for (const Given& one : given) slots_.GiveBack(one.slot);
     if (starved_.exchange(false)) on_room();
   }

@@ -181,11 +181,9 @@ absl::Status NcclTransport::Receive(uint64_t bytes) {
     if (piece.bytes > 0 && piece.bytes <= landing_bytes_) continue;
     return absl::InternalError("the daemon sent weights that do not fit the slots that it told of");
   }
-  const double patience_s = NcclPatienceS(NcclLink::BytesOf(pieces));
-  if (auto s = weights_->Begin(pieces, patience_s); !s.ok()) return s;
   landed_ = static_cast<uint32_t>(pieces.size());
   taken_ = 0;
-  return weights_->AwaitDone(patience_s);
+  return weights_->Move(pieces);
 }
 
 bool NcclTransport::AwaitConnected() {
