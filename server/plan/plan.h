@@ -78,10 +78,9 @@ struct Plan {
   uint64_t pull_bytes = 0;     // weights of a step
   uint64_t journal_bytes = 0;  // gradients that a step writes to the journal; 0: there is none
   uint64_t trainer_weight_bytes = 0;
-  uint64_t window_bytes =
-      0;  // for each rank's gradients that wait to be summed; slots/slot_shape.h says where they are
-  uint64_t account_bytes = 0;       // part of bytes.staging: accounts of the gradients that came (accounts.h), at most
-  uint64_t copy_bytes = 0;          // of the largest tensor, of which a slow reader may be sent a copy
+  uint64_t window_bytes = 0;   // for each rank's gradients that wait to be summed; slot_shape.h says where they are
+  uint64_t account_bytes = 0;  // part of bytes.staging: accounts of the gradients that came (accounts.h), at most
+  uint64_t copy_bytes = 0;     // of the largest tensor, of which a slow reader may be sent a copy
   uint64_t reader_chunk_bytes = 0;  // the most that a reader holds of a chunk: as it is sent, in fp32 where it is state
   uint64_t state_room_bytes = 0;    // and beside it, while state is decoded
   // The same of a tensor that is small as it is read, where some are: a reader holds kSmallSendBuffers of them.

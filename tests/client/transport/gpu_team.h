@@ -94,6 +94,15 @@ class GpuTeamTest : public ::testing::Test {
     return told.lines();
   }
 
+  // The team's weights are those of as many ranks by gRPC, there too.
+  static void ExpectTheBitsOfGrpc(
+      const std::string& server, const std::vector<TeamRank>& team, uint32_t micros,
+      const SpecChange& change = [](v1::RunSpec*) {}) {
+    const auto world = static_cast<uint32_t>(team.size());
+    const auto expected = TrainTeam(server, Ranks(world, TransportChoice::kGrpc), micros, nullptr, change);
+    EXPECT_EQ(TrainTeam(server, team, micros, nullptr, change), expected);
+  }
+
   const TransportChoice transport_;
   FakeGpuState state_;
   std::string rank_line_;

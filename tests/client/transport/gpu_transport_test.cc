@@ -76,8 +76,7 @@ TEST_F(GpuTransportTest, WeightsMayBeOnTheGpuInRunsOfEveryKind) {
   team[2].gpu = kOutOfReach;
   team[2].place = [](auto g) { return g; };
   for (const SpecChange& kind : KindsOfGpuRuns()) {
-    const auto expected = TrainTeam(daemon.address(), Ranks(3, TransportChoice::kGrpc), 2, nullptr, kind);
-    EXPECT_EQ(TrainTeam(daemon.address(), team, 2, nullptr, kind), expected);
+    ExpectTheBitsOfGrpc(daemon.address(), team, 2, kind);
   }
 }
 
@@ -85,8 +84,7 @@ TEST_F(GpuTransportTest, ASmallWindowNeverHangs) {
   Config config = WithSocket();
   config.limits.credit_bytes = config.limits.chunk_bytes;
   RealDaemon daemon(config, Gpus());
-  const auto expected = TrainTeam(daemon.address(), Ranks(3, TransportChoice::kGrpc), 2);
-  EXPECT_EQ(TrainTeam(daemon.address(), OnGpus(3), 2), expected);
+  ExpectTheBitsOfGrpc(daemon.address(), OnGpus(3), 2);
 }
 
 // Chunks that lie in the GPU's memory when the connection is lost are summed from there, or sent again from the host.
