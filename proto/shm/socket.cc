@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "proto/retry_after.h"
 
 namespace ballast {
 namespace {
@@ -121,6 +122,11 @@ struct Answered {
   std::vector<ShmSocket> attached;
 };
 
+absl::Status RefusalOf(const ShmGrant& grant) {
+  absl::Status refusal(static_cast<absl::StatusCode>(grant.code), grant.message.data());
+  return grant.retry_after_ms == 0 ? refusal : WithRetryAfter(std::move(refusal), grant.retry_after_ms / 1000.0);
+}
+
 // Says hello, and waits for the grant.
 template <class Hello>
 absl::StatusOr<Answered> AskFor(int fd, const Hello& hello, double timeout_s) {
@@ -136,7 +142,7 @@ absl::StatusOr<Answered> AskFor(int fd, const Hello& hello, double timeout_s) {
     return absl::UnavailableError("what answers at the socket is no daemon of this version");
   }
   grant.message.back() = 0;
-  if (grant.code != 0) return absl::Status(static_cast<absl::StatusCode>(grant.code), grant.message.data());
+  if (grant.code != 0) return RefusalOf(grant);
   if (received.attached.size() != 1 + grant.shape.on_gpu) {
     return absl::UnavailableError("the daemon's memory did not come with its answer");
   }

@@ -33,8 +33,8 @@ struct ShmGpuHello {
 };
 struct ShmGrant {
   std::array<char, 8> magic = ShmHello::kMagic;
-  uint32_t code = 0;  // absl::StatusCode
-  uint32_t zero = 0;
+  uint32_t code = 0;            // absl::StatusCode
+  uint32_t retry_after_ms = 0;  // of a refusal: when asking again may help; 0: it does not
   ShmShape shape = {};
   // Of a refusal; of a grant that answers a ShmGpuHello with slots in the segment, why they are not on_gpu. Ends with 0.
   std::array<char, 200> message = {};

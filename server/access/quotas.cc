@@ -6,9 +6,9 @@
 
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
+#include "proto/retry_after.h"
 
 #include "server/base/log.h"
-#include "server/base/retry_after.h"
 #include "server/metrics/metric_table.h"
 
 namespace ballast {

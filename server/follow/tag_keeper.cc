@@ -5,10 +5,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "proto/retry_after.h"
 
 #include "server/base/clock.h"
 #include "server/base/log.h"
-#include "server/base/retry_after.h"
 #include "server/base/status_macros.h"
 
 namespace ballast {

@@ -6,10 +6,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "proto/retry_after.h"
 
 #include "server/base/clock.h"
 #include "server/base/log.h"
-#include "server/base/retry_after.h"
 #include "server/convert/convert.h"
 #include "server/metrics/metric_table.h"
 #include "server/relay/relayed_spec.h"

@@ -13,9 +13,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "proto/retry_after.h"
 
 #include "server/access/access_list.h"
-#include "server/base/retry_after.h"
 #include "server/rpc/request_memory.h"
 #include "server/rpc/rpc.h"
 

@@ -10,13 +10,13 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "proto/retry_after.h"
 
 #include "server/access/access_control.h"
 #include "server/access/quotas.h"
 #include "server/base/clock.h"
 #include "server/base/log.h"
 #include "server/base/request_queue.h"
-#include "server/base/retry_after.h"
 #include "server/base/utf8.h"
 #include "server/metrics/metrics.h"
 #include "server/nccl/nccl_offer.h"

@@ -6,9 +6,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
+#include "proto/retry_after.h"
 
 #include "server/base/clock.h"
-#include "server/base/retry_after.h"
 #include "server/base/status_macros.h"
 #include "server/metrics/metric_table.h"
 #include "server/plan/plan.h"

@@ -13,6 +13,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "proto/retry_after.h"
 
 #include "server/base/log.h"
 #include "server/base/status_macros.h"
@@ -64,7 +65,8 @@ ShmShape ShapeForGpu(const DevicePool& devices, const Run& run, ShmStream::Conne
 }
 
 ShmGrant Refusal(const absl::Status& why) {
-  ShmGrant grant{.code = static_cast<uint32_t>(why.code())};
+  ShmGrant grant{.code = static_cast<uint32_t>(why.code()),
+                 .retry_after_ms = static_cast<uint32_t>(RetryAfterMsOf(why).value_or(0))};
   why.message().copy(grant.message.data(), grant.message.size() - 1);
   return grant;
 }
@@ -158,7 +160,9 @@ bool ShmListener::Answer(Guest* guest) {
   if (!hello.ok()) return false;
   const absl::Status begun = Begin(guest, *hello);
   if (begun.ok()) return guest->stream->Grant().ok();
-  Log(LogLevel::kWarn, "transport", "shared memory refused", {{"err", std::string(begun.message())}});
+  // What is put off is in the log as "quota", at most once in some seconds.
+  if (!RetryAfterMsOf(begun))
+    Log(LogLevel::kWarn, "transport", "shared memory refused", {{"err", std::string(begun.message())}});
   guest->socket.Answer(Refusal(begun), {}).IgnoreError();  // it is dismissed either way
   return false;
 }

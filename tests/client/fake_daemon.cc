@@ -181,11 +181,15 @@ grpc::Status FakeDaemon::Grant(grpc::ServerContext* context, const v1::AttachReq
   return grpc::Status::OK;
 }
 
-grpc::Status FakeDaemon::LoadState(grpc::ServerContext*, grpc::ServerReader<v1::LoadStateRequest>* reader,
+grpc::Status FakeDaemon::LoadState(grpc::ServerContext* context, grpc::ServerReader<v1::LoadStateRequest>* reader,
                                    v1::LoadStateResponse* response) {
   std::map<uint32_t, std::string> uploaded;
   bool first = true;
   if (!Passes()) return Cut();
+  {
+    absl::MutexLock lock(&mu_);
+    if (!load_refusals_.empty()) return Tell(context, &load_refusals_);
+  }
   for (v1::LoadStateRequest request; reader->Read(&request); first = false) {
     if (!Passes()) return Cut();
     if (first && request.session_token() != "token") return {grpc::StatusCode::NOT_FOUND, "no such session"};

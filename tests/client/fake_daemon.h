@@ -71,6 +71,8 @@ class FakeDaemon final : public v1::TrainerService::Service {
   };
   void RefuseCreateRun(Refusal refusal) { RefuseNext(&FakeDaemon::creation_refusals_, std::move(refusal)); }
   void RefuseAttach(Refusal refusal) { RefuseNext(&FakeDaemon::refusals_, std::move(refusal)); }
+  void RefuseTrain(Refusal refusal) { RefuseNext(&FakeDaemon::train_refusals_, std::move(refusal)); }
+  void RefuseLoad(Refusal refusal) { RefuseNext(&FakeDaemon::load_refusals_, std::move(refusal)); }
   void RefusePull(Refusal refusal) { RefuseNext(&FakeDaemon::pull_refusals_, std::move(refusal)); }
   void RefuseGetServer(Refusal refusal) { RefuseNext(&FakeDaemon::server_refusals_, std::move(refusal)); }
   void RefuseListRuns(Refusal refusal) { RefuseNext(&FakeDaemon::list_refusals_, std::move(refusal)); }
@@ -168,7 +170,8 @@ class FakeDaemon final : public v1::TrainerService::Service {
   const FakeOptions options_;
   mutable absl::Mutex mu_;
   Seen seen_ ABSL_GUARDED_BY(mu_);
-  std::deque<Refusal> refusals_ ABSL_GUARDED_BY(mu_);
+  std::deque<Refusal> refusals_ ABSL_GUARDED_BY(mu_), train_refusals_ ABSL_GUARDED_BY(mu_);
+  std::deque<Refusal> load_refusals_ ABSL_GUARDED_BY(mu_);
   std::deque<Refusal> pull_refusals_ ABSL_GUARDED_BY(mu_), creation_refusals_ ABSL_GUARDED_BY(mu_);
   std::deque<Refusal> server_refusals_ ABSL_GUARDED_BY(mu_), list_refusals_ ABSL_GUARDED_BY(mu_);
   bool cuts_loads_ ABSL_GUARDED_BY(mu_) = false;

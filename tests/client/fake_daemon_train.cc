@@ -27,7 +27,8 @@ grpc::Status FakeDaemon::Train(grpc::ServerContext* context, Stream* stream) {
     Responses responses;
     {
       absl::MutexLock lock(&mu_);
-      status = Take(request, &responses);
+      const bool refused = request.has_open() && !train_refusals_.empty();
+      status = refused ? Tell(context, &train_refusals_) : Take(request, &responses);
       for (const v1::TrainResponse& response : responses) {
         if (seen_.sent++ == options_.cut_at_sent) status = Cut();
         if (status.ok()) stream->Write(response);

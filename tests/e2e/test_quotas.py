@@ -41,7 +41,8 @@ def test_runs_that_are_read_back_count_as_before(tmp_path):
         assert (line["reason"], line["caller"]) == ("runs", "grant team-a")
 
 
-def test_who_calls_too_often_is_told_when_to_ask_again_and_the_clients_do(tmp_path):
+@pytest.mark.parametrize("transport", ["grpc", "shm"])
+def test_who_calls_too_often_is_told_when_to_ask_again_and_the_clients_do(tmp_path, transport):
     token, access = give_token(tmp_path, "team-a-*", "push", "--most-requests=2")
     with Daemon(tmp_path, "--listen", f"unix:{tmp_path}/grpc", "--access", str(access)) as daemon:
         with grpc.insecure_channel(daemon.server) as channel:
@@ -54,8 +55,10 @@ def test_who_calls_too_often_is_told_when_to_ask_again_and_the_clients_do(tmp_pa
         assert "2 calls a second that it may (most_requests of grant team-a)" in refused.value.details()
         [stated] = [value for key, value in refused.value.trailing_metadata() if key == "ballast-retry-after-ms"]
         assert 0 < int(stated) <= 500
-        with Trainer(daemon.server, "team-a-1", "grpc", {"BALLAST_TOKEN_FILE": str(token)}) as trainer:
+        before = refusals(daemon, "requests")
+        with Trainer(daemon.server, "team-a-1", transport, {"BALLAST_TOKEN_FILE": str(token)}) as trainer:
             assert trainer.step() == 1
+        assert refusals(daemon, "requests") > before + 3, "the trainer itself was refused, more than once"
 
 
 def test_a_stranger_at_full_rate_is_refused_unread_and_a_trainer_beside_it_loses_no_step(tmp_path):

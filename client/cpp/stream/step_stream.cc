@@ -77,10 +77,14 @@ absl::StatusOr<std::unique_ptr<StepStream>> StepStream::Start(Connection& connec
 }
 
 absl::Status StepStream::AwaitOpened() {
-  absl::MutexLock lock(&mu_);
   const auto decided = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return opened_once_ || !status_.ok(); };
-  mu_.Await(absl::Condition(&decided));
-  return status_;
+  for (;;) {
+    {
+      absl::MutexLock lock(&mu_);
+      if (mu_.AwaitWithTimeout(absl::Condition(&decided), Connection::kInterruptGlance)) return status_;
+    }
+    if (connection_.Interrupted()) return absl::CancelledError("interrupted while the stream was to be opened");
+  }
 }
 
 StepStream::~StepStream() {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <new>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -29,8 +30,12 @@ bool MayPass(const absl::Status& status) { return IsLost(status) || RetryAfter(s
 }  // namespace
 
 void StepStream::Read(v1::AttachResponse grant) {
+  std::optional<absl::Time> put_off_since;
   for (;;) {
     const End end = Serve(grant);
+    if (end.opened) put_off_since.reset();
+    // What Attach has granted holds. Another Attach would be one more of the calls that are too many.
+    if (!end.opened && WaitPutOff(end.status, &put_off_since)) continue;
     absl::StatusOr<v1::AttachResponse> next = end.lost ? Resume(end.status) : end.status;
     if (!next.ok()) {
       Fail(Explain(next.status()));
@@ -85,10 +90,11 @@ StepStream::End StepStream::Hang(Call& call, absl::Status refused) {
     absl::Span<const std::byte> data;
     while (call.transport->Read(&rest, &data)) continue;
   }
-  bool left = false;
+  bool left = false, opened = false;
   {
     absl::MutexLock lock(&mu_);
-    if (opened_by_ != absl::InfiniteFuture()) retry_.away += SteadyNow() - call.began;  // it never opened
+    opened = opened_by_ == absl::InfiniteFuture();
+    if (!opened) retry_.away += SteadyNow() - call.began;
     open_ = false;
     opened_by_ = absl::InfiniteFuture();
     const auto idle = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return !writing_; };
@@ -107,7 +113,7 @@ StepStream::End StepStream::Hang(Call& call, absl::Status refused) {
   if (!refused.ok()) return {.status = refused};
   if (left) return {.status = absl::CancelledError("the client was closed")};
   if (status.ok()) return {.status = absl::UnavailableError("the daemon ended the stream"), .lost = true};
-  return {.status = status, .lost = IsLost(status)};
+  return {.status = status, .lost = IsLost(status), .opened = opened};
 }
 
 absl::Status StepStream::Adopt(const v1::AttachResponse& grant, v1::Open* open) {
@@ -244,6 +250,18 @@ bool StepStream::WaitToAsk(absl::Duration pause) {
     if (left <= absl::ZeroDuration()) return true;
     connection_.WaitConnecting(std::min(left, kGlance));
   }
+}
+
+bool StepStream::WaitPutOff(const absl::Status& why, std::optional<absl::Time>* since) {
+  const auto stated = RetryAfter(why);
+  if (!absl::IsResourceExhausted(why) || !stated) return false;
+  const absl::Time now = SteadyNow();
+  if (!*since) {
+    *since = now;
+    connection_.Log(absl::StrFormat("rank %d of run '%s': the daemon at %s puts its stream off (%s)", options_.rank,
+                                    options_.run_id, connection_.server(), why.message()));
+  }
+  return now + *stated <= **since + kBusyPatience && WaitToAsk(*stated);
 }
 
 absl::StatusOr<v1::AttachResponse> StepStream::Resume(const absl::Status& why) {

@@ -290,9 +290,11 @@ absl::StatusOr<Digests> UploadWeights(Connection& connection, StepStream& stream
   for (const TensorView& view : views) {
     if (auto s = CheckView(stream.tensors(), view); !s.ok()) return s;
   }
+  Retry put_off(connection, "uploading weights");
   for (uint64_t furthest = 0;;) {
     uint64_t messages = 0;
     auto digests = UploadOnce(connection, stream, options, views, sent, &messages);
+    if (RetryAfter(digests.status()) && put_off.Again(digests.status())) continue;
     if (digests.ok()) stream.CountAsProgress();
     if (digests.ok() || !IsLost(digests.status())) return digests;
     const auto resumed = stream.AttachAgain(/*progress=*/messages > furthest);

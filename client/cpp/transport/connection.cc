@@ -10,6 +10,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "proto/retry_after.h"
 #include "proto/unix_address.h"
 
 #include "client/cpp/transport/tls_account.h"
@@ -17,7 +18,6 @@
 namespace ballast {
 namespace {
 
-constexpr char kRetryAfterMs[] = "ballast-retry-after-ms";
 // A daemon that is there answers sooner; one whose TLS is to blame is not waited for longer.
 constexpr absl::Duration kUntilAccount = absl::Seconds(1);
 
@@ -92,17 +92,15 @@ absl::Status FromGrpc(const grpc::Status& status, const grpc::ClientContext& con
   absl::Status plain = FromGrpc(status);
   if (plain.ok()) return plain;
   const auto& trailing = context.GetServerTrailingMetadata();
-  const auto found = trailing.find(kRetryAfterMs);
+  const auto found = trailing.find(kRetryAfterKey);
   if (found != trailing.end())
-    plain.SetPayload(kRetryAfterMs, absl::Cord({found->second.data(), found->second.size()}));
+    plain.SetPayload(kRetryAfterKey, absl::Cord({found->second.data(), found->second.size()}));
   return plain;
 }
 
 std::optional<absl::Duration> RetryAfter(const absl::Status& status) {
-  int64_t ms = 0;
-  const auto stated = status.GetPayload(kRetryAfterMs);
-  if (!stated || !absl::SimpleAtoi(std::string(*stated), &ms) || ms <= 0) return std::nullopt;
-  return absl::Milliseconds(ms);
+  const std::optional<int64_t> ms = RetryAfterMsOf(status);
+  return ms.value_or(0) > 0 ? std::optional(absl::Milliseconds(*ms)) : std::nullopt;
 }
 
 bool IsLost(const absl::Status& status) {

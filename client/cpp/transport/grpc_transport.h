@@ -27,7 +27,7 @@ class GrpcTransport final : public Transport {
   int ahead() const { return arrived_.batch().responses_size() - next_; }
   const v1::TrainResponse& ahead(int number) const { return arrived_.batch().responses(next_ + number); }
   void Cancel() override { context_.TryCancel(); }
-  absl::Status Finish() override { return FromGrpc(stream_->Finish()); }
+  absl::Status Finish() override { return FromGrpc(stream_->Finish(), context_); }
 
  private:
   bool Flush();

@@ -8,12 +8,6 @@
 #include "absl/strings/str_format.h"
 
 namespace ballast {
-namespace {
-
-// How long a daemon may go on being busy.
-constexpr absl::Duration kPatience = absl::Seconds(120);
-
-}  // namespace
 
 absl::Duration Backoff(int attempt) {
   if (attempt == 0) return absl::ZeroDuration();
@@ -69,7 +63,7 @@ bool Retry::WaitAsTold(const absl::Status& failure, absl::Duration stated) {
 
 absl::Time Retry::PatienceEnds(const absl::Status& failure) const {
   if (absl::IsAlreadyExists(failure)) return began_ + waits_.lease + (ever_lost_ ? allowed_ : absl::ZeroDuration());
-  return *busy_at_ + (absl::IsUnavailable(failure) && waits_.step ? *waits_.step : std::max(kPatience, allowed_));
+  return *busy_at_ + (absl::IsUnavailable(failure) && waits_.step ? *waits_.step : std::max(kBusyPatience, allowed_));
 }
 
 bool Retry::Sleep(absl::Duration duration) {

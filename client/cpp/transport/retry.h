@@ -25,6 +25,9 @@ namespace ballast {
 // that.
 absl::Duration Backoff(int attempt);
 
+// How long a daemon may go on saying when to ask again.
+inline constexpr absl::Duration kBusyPatience = absl::Seconds(120);
+
 class Retry {
  public:
   // How long a call may be put off by a daemon that is there.

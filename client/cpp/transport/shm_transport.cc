@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/checksum.h"
+#include "proto/retry_after.h"
 
 #include "client/cpp/wire/tensor_table.h"
 
@@ -43,7 +44,7 @@ absl::StatusOr<std::unique_ptr<ShmTransport>> ShmTransport::Open(const std::stri
                                                                  std::string* why_host) {
   if (gpu != nullptr) {
     auto opened = OpenForGpu(path, token, patience_s, gpu, why_host);
-    if (opened.ok()) return opened;
+    if (opened.ok() || RetryAfterMsOf(opened.status())) return opened;
     *why_host = std::string(opened.status().message());  // the daemon may be an earlier one, or out of the GPU's reach
   }
   const auto hello = HelloWith<ShmHello>(token);

@@ -67,6 +67,7 @@ absl::StatusOr<std::unique_ptr<Transport>> TransportOpener::Open(const v1::Attac
   if (wish_ != TransportChoice::kGrpc && offered) {
     auto transport = OpenShm(grant);
     if (transport.ok()) return std::unique_ptr<Transport>(*std::move(transport));
+    if (RetryAfter(transport.status())) return transport.status();
     const std::string why(transport.status().message());
     if (wish_ == TransportChoice::kShm) {
       return absl::UnavailableError(absl::StrCat("no shared memory with the daemon at ", connection_.server(), ": ",

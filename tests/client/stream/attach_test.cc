@@ -14,6 +14,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 const grpc::Status kTaken(grpc::StatusCode::ALREADY_EXISTS, "a live session holds the rank");
+const grpc::Status kTooMany(grpc::StatusCode::RESOURCE_EXHAUSTED, "more than the 2 calls a second that it may");
 
 TEST(AttachTest, AnAbsentDaemonIsNamedWithServerTimeAndFix) {
   std::string address;
@@ -86,6 +87,46 @@ TEST(AttachTest, WhoIsInterruptedWaitsForNoBusyDaemon) {
   daemon.RefuseCreateRun({{grpc::StatusCode::RESOURCE_EXHAUSTED, "busy with 256 requests"}, 60'000});
   const auto client = Client::Connect({.server = daemon.address(), .interrupted = [] { return true; }}).value();
   EXPECT_EQ(client->CreateRun(FakeSpec()).status().code(), absl::StatusCode::kResourceExhausted);
+}
+
+TEST(AttachTest, AStreamThatIsPutOffIsOpenedWhenTheDaemonSaysAndAttachIsNotCalledAgain) {
+  FakeDaemon daemon;
+  for (int i = 0; i < 3; ++i) daemon.RefuseTrain({kTooMany, 5});
+  Trainer trainer(daemon.address());
+  const absl::Time began = absl::Now();
+  ASSERT_TRUE(trainer.Attach().ok());
+  EXPECT_GE(absl::Now() - began, absl::Milliseconds(15));
+  EXPECT_EQ(daemon.seen().attaches.size(), 1u);
+  EXPECT_THAT(trainer.Lines(),
+              ElementsAre(AllOf(HasSubstr("puts its stream off"), HasSubstr("more than the 2 calls"))));
+  EXPECT_TRUE(trainer.Step().ok());
+}
+
+TEST(AttachTest, AStreamThatIsRefusedForGoodFailsTheAttach) {
+  FakeDaemon daemon;
+  daemon.RefuseTrain({kTooMany});
+  Trainer trainer(daemon.address());
+  EXPECT_EQ(trainer.Attach().code(), absl::StatusCode::kResourceExhausted);
+}
+
+TEST(AttachTest, WhoIsInterruptedWaitsForNoStream) {
+  FakeDaemon daemon;
+  daemon.RefuseTrain({kTooMany, 100'000});
+  const auto client =
+      Client::Connect(
+          {.server = daemon.address(), .log = [](const std::string&) {}, .interrupted = [] { return true; }})
+          .value();
+  EXPECT_EQ(client->Attach({.run_id = "r"}).status().code(), absl::StatusCode::kCancelled);
+}
+
+TEST(AttachTest, AnUploadThatIsPutOffBeginsWhenTheDaemonSays) {
+  FakeDaemon daemon;
+  Trainer trainer(daemon.address());
+  ASSERT_TRUE(trainer.Attach().ok());
+  for (int i = 0; i < 2; ++i) daemon.RefuseLoad({kTooMany, 5});
+  Upload(trainer, daemon);
+  EXPECT_THAT(trainer.Lines(), ElementsAre(AllOf(HasSubstr("uploading weights"), HasSubstr("more than the 2 calls"))));
+  EXPECT_EQ(daemon.seen().attaches.size(), 1u);
 }
 
 TEST(AttachTest, DoesNotWaitLongerThanAllowed) {

@@ -19,10 +19,12 @@ using ::testing::HasSubstr;
 
 constexpr uint64_t kSteps = 2;
 
-void TrainAndCheck(const FakeOptions& options) {
+// put_off: how often, once the stream has been open.
+void TrainAndCheck(const FakeOptions& options, int put_off = 0) {
   FakeDaemon daemon(options);
   Trainer trainer(daemon.address());
   ASSERT_TRUE(trainer.Attach().ok());
+  for (int i = 0; i < put_off; ++i) daemon.RefuseTrain({{grpc::StatusCode::RESOURCE_EXHAUSTED, "too many calls"}, 1});
   for (uint64_t step = 1; step <= kSteps; ++step) {
     const auto result = trainer.Step();
     ASSERT_TRUE(result.ok()) << result.status();
@@ -55,6 +57,14 @@ TEST(ResumeTest, ACutAtAnyMessageSentIsInvisible) {
   for (int i = 0; i < messages; ++i) {
     SCOPED_TRACE(absl::StrCat("cut at sent message ", i));
     TrainAndCheck({.cut_at_sent = i});
+  }
+}
+
+TEST(ResumeTest, ACutAfterWhichTheStreamIsPutOffIsInvisible) {
+  const int messages = Uncut().received;
+  for (int i = 1; i < messages; ++i) {
+    SCOPED_TRACE(absl::StrCat("cut at received message ", i));
+    TrainAndCheck({.cut_at_received = i}, /*put_off=*/2);
   }
 }
 

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "proto/retry_after.h"
 
 #include "server/access/access_list.h"
-#include "server/base/retry_after.h"
 #include "tests/server/captured_log.h"
 
 namespace ballast {

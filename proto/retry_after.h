@@ -1,4 +1,5 @@
-// When a refused caller may ask again: a note on a status, which the gRPC calls hand on as ballast-retry-after-ms.
+// When a refused caller may ask again: a note on a status, which gRPC calls hand on as trailing metadata of that name, and the
+// shared memory's socket in its ShmGrant.
 #pragma once
 
 #include <cmath>
