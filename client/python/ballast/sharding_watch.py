@@ -81,9 +81,9 @@ def _orphaned(parameters: Iterable[Tensor]) -> bool:
 
 def check_not_gathered(named: Iterable[tuple[str, Tensor]]) -> None:
     """Rejected, naming it, if a parameter is what FSDP2 has gathered for a forward: its memory comes and goes. Goes through all
-    objects."""
-    kind = getattr(sys.modules.get(_MODULE), "FSDPParam", None)
-    if kind is None:
+    objects, a tenth of a second's work, where a process group stands, without which nothing is sharded."""
+    kind = getattr(sys.modules.get(_MODULE), "FSDPParam", None)  # torch's compiler loads it, so nearly always there
+    if kind is None or not torch.distributed.is_initialized():
         return
     gathered = {id(getattr(one, "_unsharded_param", None)) for one in _core.live_instances(kind)}
     for name, parameter in named:
