@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "python"))  # for nursery.py and warm_python.py
 
 # tests/run.sh runs files side by side.
 LONGEST = (

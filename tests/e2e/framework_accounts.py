@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 from daemon import ROOT, plain_environment
-
-sys.path.append(str(ROOT / "tests" / "python"))
 from nursery import Nursery
 
 PYTHON = ROOT / "build" / "frameworks-venv" / "bin" / "python"

@@ -32,6 +32,9 @@ from torch import Tensor, nn
 import ballast
 from ballast import nn as bnn
 
+sys.path.append(str(Path(__file__).parents[1] / "python"))
+from nursery import settle
+
 STEPS = 20
 KILLED_BEFORE = 7  # this step, which the others wait in
 REWOUND_AFTER = 13  # this step, to the 10th
@@ -239,9 +242,7 @@ def check_ranks(
     world: int, transport: str, durability: str, served: dict[str, Any], of_tls: list[str], parts: int
 ) -> None:
     torch.set_num_threads(1)
-    torch.optim.SGD(
-        nn.Linear(1, 1).parameters()
-    )  # what torch imports for its first optimizer, it need not in each fork
+    settle()
     with tempfile.TemporaryDirectory(prefix="ballast-ranks-") as folder:
         flags = ["--limits.lease", "1s", "--shm_socket", "{folder}/shared/", *of_tls]
         if durability:

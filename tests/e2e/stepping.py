@@ -1,10 +1,10 @@
 """Trainers in processes of their own, which are spoken to in lines: one makes a step when it is told to."""
 
 import subprocess
-import sys
 from contextlib import contextmanager
 
 from daemon import plain_environment
+from warm_python import WarmPython
 
 TRAINER = """
 import sys, torch, ballast
@@ -23,10 +23,9 @@ class Trainer:
     """variables: of its environment."""
 
     def __init__(self, server: str, run: str, transport: str = "auto", variables: dict[str, str] | None = None):
-        command = [sys.executable, "-c", TRAINER, server, run, transport]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         environment = plain_environment() | (variables or {})
-        self.process = subprocess.Popen(command, env=environment, text=True, **pipes)
+        self.process = WarmPython(["-c", TRAINER, server, run, transport], env=environment, text=True, **pipes)
         assert self.process.stdout.readline() == "ready\n", self.process.stderr.read()
 
     def __enter__(self) -> "Trainer":
@@ -47,8 +46,8 @@ class Trainer:
 @contextmanager
 def running(script: str, server: str):
     """This one, which finds the server in sys.argv[1]; it is killed at the end."""
-    command, pipe = [sys.executable, "-W", "ignore", "-c", script, server], subprocess.PIPE
-    trainer = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=plain_environment())
+    words, pipe = ["-W", "ignore", "-c", script, server], subprocess.PIPE
+    trainer = WarmPython(words, stdin=pipe, stdout=pipe, text=True, env=plain_environment())
     try:
         yield trainer
     finally:

@@ -3,10 +3,10 @@
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import warm_python
 from daemon import BALLASTCTL, BALLASTD, Daemon, Daemons, plain_environment, until
 from pki import Pki
 
@@ -70,9 +70,8 @@ def daemon(tmp_path, operator):
 def train(
     daemon, token: Path | None, run: str, transport: str = "auto", variables: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-c", TRAINER, daemon.server, run, transport, "3"]
     environment = plain_environment() | (variables or {}) | ({"BALLAST_TOKEN_FILE": str(token)} if token else {})
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    return warm_python.run(["-c", TRAINER, daemon.server, run, transport, "3"], env=environment, timeout=120)
 
 
 def ctl(daemon, token: Path | None, *arguments: str) -> subprocess.CompletedProcess:
@@ -144,8 +143,7 @@ def test_a_reader_brings_its_token_to_each_daemon(tmp_path, operator):
     flags = ["--listen", "unix:{folder}/grpc", "--access", str(operator.file), "--shm_socket", "off"]
     with Daemons(tmp_path, 2, *flags) as daemons:
         environment = plain_environment() | {"BALLAST_TOKEN_FILE": str(trainer)}
-        command = [sys.executable, "-c", FOLLOWED_TRAINER, daemons.server]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+        done = warm_python.run(["-c", FOLLOWED_TRAINER, daemons.server], env=environment, timeout=120)
         assert done.returncode == 0, done.stderr
         follow = ["follow", "parts", "--versions", "1", "--out", str(tmp_path / "read")]
         read = ctl(daemons, reader, *follow)
@@ -158,9 +156,8 @@ def test_a_reader_brings_its_token_to_each_daemon(tmp_path, operator):
 
 def test_a_token_is_replaced_while_its_trainer_goes_on(daemon, operator):
     take_in(daemon, lambda: operator.give("old", "team-a-*", "push"))
-    command = [sys.executable, "-c", TRAINER, daemon.server, "team-a-1", "grpc", "6", "waits"]
-    trainer = subprocess.Popen(
-        command,
+    trainer = warm_python.WarmPython(
+        ["-c", TRAINER, daemon.server, "team-a-1", "grpc", "6", "waits"],
         env=plain_environment() | {"BALLAST_TOKEN_FILE": str(operator.folder / "old.token")},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -14,6 +14,7 @@ import pytest
 from daemon import Daemon, plain_environment
 from monitoring import Prometheus, hurried_rules, missing_programs
 from plain_stubs import make_stubs
+from warm_python import WarmPython
 
 pytestmark = pytest.mark.skipif(bool(missing_programs()), reason=f"not installed: {', '.join(missing_programs())}")
 
@@ -69,9 +70,8 @@ def rules(tmp_path_factory) -> Path:
 
 def trainer(server: str, what: str) -> subprocess.Popen:
     script = Path(__file__).with_name("alert_causes.py")
-    command = [sys.executable, "-W", "ignore", str(script), server, what]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=plain_environment())
+    words, pipe = ["-W", "ignore", script, server, what], subprocess.PIPE
+    return WarmPython(words, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=plain_environment())
 
 
 def close_listener(daemon: Daemon) -> None:

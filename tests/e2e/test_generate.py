@@ -7,17 +7,15 @@ import urllib.request
 
 import pytest
 import torch
+import warm_python
 
 import ballast
 from daemon import ROOT, Daemon, plain_environment
 
 EXAMPLES = ROOT / "client" / "python" / "examples"
+GENERATE = EXAMPLES / "generate.py"
 sys.path.insert(0, str(EXAMPLES))
 from king_james import BATCH, CONTEXT, ByteModel, draw_batch  # noqa: E402
-
-
-def command(*words):
-    return [sys.executable, str(EXAMPLES / "generate.py"), *map(str, words)]
 
 
 def train(model, optimizer, steps):
@@ -34,9 +32,9 @@ def test_texts_of_each_version_in_the_terminal_and_on_the_page(tmp_path):
         options = {"server": daemon.server, "run": "text", "follow": True}
         with ballast.AdamW(model.named_parameters(), lr=1e-3, **options) as optimizer:
             train(model, optimizer, 2)
-            words = command("--server", daemon.server, "--run", "text", "--page", 0, "--texts", 2, "--length", 20)
+            words = ["--server", daemon.server, "--run", "text", "--page", "0", "--texts", "2", "--length", "20"]
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-            with subprocess.Popen(words, env=plain_environment(), **pipes) as generator:
+            with subprocess.Popen([sys.executable, GENERATE, *words], env=plain_environment(), **pipes) as generator:
                 address = generator.stdout.readline().strip()
                 assert any(line.startswith("--- step 2") for line in iter(generator.stdout.readline, ""))
                 with urllib.request.urlopen(address, timeout=60) as answer:
@@ -58,5 +56,5 @@ def test_texts_of_each_version_in_the_terminal_and_on_the_page(tmp_path):
     ],
 )
 def test_what_is_wrong_is_said(words, code, what):
-    told = subprocess.run(command(*words), capture_output=True, text=True, timeout=120, env=plain_environment())
+    told = warm_python.run([GENERATE, *words], timeout=120, env=plain_environment())
     assert told.returncode == code and what in told.stderr, told.stderr

@@ -4,10 +4,10 @@ cannot be written is told."""
 import json
 import shutil
 import subprocess
-import sys
 
 import pytest
 from daemon import BALLASTCTL, Daemon, until
+from warm_python import WarmPython
 
 RUN = "r"
 TRAINER = """
@@ -30,8 +30,8 @@ for line in sys.stdin:
 
 class Trainer:
     def __init__(self, server: str, run: str = RUN, **options):
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", TRAINER, server, run, repr(options)],
+        self.process = WarmPython(
+            ["-c", TRAINER, server, run, repr(options)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

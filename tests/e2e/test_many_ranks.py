@@ -1,9 +1,7 @@
 """Eight trainers of one run with the options as they are."""
 
-import subprocess
-import sys
-
 import pytest
+import warm_python
 from daemon import ROOT, plain_environment
 
 
@@ -23,8 +21,7 @@ from daemon import ROOT, plain_environment
     ],
 )
 def test_eight_ranks_end_with_the_bits_of_one(transport, more):
-    command = [sys.executable, ROOT / "tests" / "e2e" / "many_ranks.py", "8", transport, *more]
-    environment = {**plain_environment(), "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    program = ROOT / "tests" / "e2e" / "many_ranks.py"
+    result = warm_python.run([program, "8", transport, *more], timeout=300, env=plain_environment())
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.startswith(f"8 ranks, transport {transport}, 20 steps")

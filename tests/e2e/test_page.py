@@ -3,7 +3,6 @@
 import json
 import re
 import subprocess
-import sys
 import threading
 import time
 import urllib.error
@@ -13,6 +12,7 @@ import pytest
 from browser import Browser, find_browser
 from daemon import Daemon, plain_environment, until
 from stepping import running
+from warm_python import WarmPython
 
 TRAINER = Path(__file__).with_name("page_trainer.py")
 ATTACK = "embed.<img src=x onerror=alert(1)>.weight"
@@ -75,13 +75,12 @@ def spikes_of(daemon: Daemon) -> set[str]:
 def training(tmp_path_factory):
     """A daemon with a run that is in training until the tests are over, its spikes behind it."""
     with Daemon(tmp_path_factory.mktemp("daemon")) as daemon:
-        trainer = subprocess.Popen(
-            [sys.executable, "-W", "ignore", TRAINER, daemon.server, RUN],
+        trainer = WarmPython(
+            ["-W", "ignore", TRAINER, daemon.server, RUN],
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=plain_environment(),
         )
-        # Most of it is torch's import.
         until("its spikes", lambda: trainer.poll() is not None or "SPIKE_KIND_NONFINITE" in spikes_of(daemon), 300)
         assert trainer.poll() is None, trainer.stderr.read().decode()
         yield daemon

@@ -4,10 +4,10 @@ import json
 import re
 import signal
 import subprocess
-import sys
 
 import pytest
 from daemon import EXAMPLE, Daemon, plain_environment, until
+from warm_python import WarmPython
 
 ENDLESS_TRAINER = """
 import sys, torch, ballast
@@ -37,8 +37,8 @@ def streams(daemon: Daemon) -> list[dict]:
 
 def start_trainer(daemon: Daemon, transport: str, weights: str = "") -> subprocess.Popen:
     """Returns once it has made some steps."""
-    trainer = subprocess.Popen(
-        [sys.executable, "-c", ENDLESS_TRAINER, daemon.server, transport, weights],
+    trainer = WarmPython(
+        ["-c", ENDLESS_TRAINER, daemon.server, transport, weights],
         env=plain_environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

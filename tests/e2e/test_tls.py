@@ -3,7 +3,6 @@
 import os
 import re
 import subprocess
-import sys
 import threading
 import urllib.error
 import urllib.request
@@ -12,6 +11,7 @@ from datetime import timedelta
 import pytest
 from daemon import BALLASTCTL, BALLASTD, Daemon, plain_environment, until
 from pki import Pki
+from warm_python import WarmPython
 
 DAY = timedelta(days=1)
 TOKEN = "0123456789abcdef0123"
@@ -43,8 +43,8 @@ class Trainer:
         self, server: str, run: str, transport: str = "grpc", variables: dict[str, str] | None = None, files=()
     ):
         self.steps = 0
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", TRAINER, server, run, transport, *map(str, files)],
+        self._process = WarmPython(
+            ["-c", TRAINER, server, run, transport, *map(str, files)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

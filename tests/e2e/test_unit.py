@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm_python
 from daemon import BALLASTD, ROOT, Daemon, plain_environment, until
 from pki import Pki
 from unit_sandbox import allowed_calls, settings
@@ -143,8 +144,8 @@ def test_the_user_is_made(tmp_path):
 
 
 def train(daemon: Daemon, environment: dict[str, str], weights: str = "") -> None:
-    command = [sys.executable, "-c", TRAINER, daemon.server, weights]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=300, env=plain_environment() | environment)
+    words = ["-c", TRAINER, daemon.server, weights]
+    told = warm_python.run(words, timeout=300, env=plain_environment() | environment)
     assert told.stdout == "trained\n", told.stderr + daemon.log.read_text()
 
 

@@ -19,7 +19,7 @@ import torch
 import ballast
 from ballast import _core, open_optimizers
 from daemon import BINARY, Daemon, Daemons
-from nursery import Nursery
+from nursery import Nursery, settle
 
 if TYPE_CHECKING:
     from fake_follow import FakeFollow
@@ -60,6 +60,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _frozen() -> None:
+    """Garbage is looked for in what tests make, and not in what was imported for them, each time anew."""
+    settle()
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import multiprocessing
 import sys
@@ -13,18 +12,16 @@ from typing import Any
 
 from torch import distributed
 
-import ballast
+from nursery import settle
 
 Order = dict[str, Any]
-BALLAST = ballast.AdamW  # imports all of the package: without a name it is imported piece by piece, in every rank
 FORKS = multiprocessing.get_context("fork")
 
 
 def conduct(rank_of: Callable[[Connection, Order, int], None], patience_s: float) -> None:
     """Carries out the orders on stdin, JSON, one a line. Forks order["world"] ranks, each of which calls rank_of(pipe, order,
     rank) and sends one answer; prints the answers in rank order. No rank is left when it has."""
-    gc.collect()
-    gc.freeze()  # a rank's collections would write to all of it, and so copy it
+    settle()
     for line in sys.stdin:
         order = json.loads(line)
         pipes, ranks = [], []

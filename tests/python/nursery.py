@@ -5,13 +5,13 @@ from __future__ import annotations
 import gc
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
 from contextlib import suppress
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -42,7 +42,7 @@ class Child:
     def wait(self, timeout: float) -> int:
         """Its exit code; of one that a signal ended, minus the signal's number."""
         if self._code is None:
-            if not select.select([self._ended], [], [], timeout)[0]:
+            if not connection.wait([self._ended], timeout):
                 raise subprocess.TimeoutExpired("a child of the nursery", timeout)
             os.close(self._ended)
             self._code = self._nursery.ask({"ended": self.pid})
@@ -93,10 +93,20 @@ class Nursery:
         return Child(self, words, dict(os.environ) if environment is None else environment)
 
 
+def settle() -> None:
+    """For a program that is about to fork. What torch and ballast import for a process's first optimizer is imported, which
+    takes a second, and no fork collects what is there: that would write to all of it, and so copy it."""
+    import torch._dynamo
+
+    import ballast.optimizer
+
+    gc.collect()
+    gc.freeze()
+
+
 def attend(line: socket.socket) -> None:
     """The nursery's own: forks whenever it is asked to. Returns in each child, whose words are in sys.argv; else never."""
-    gc.collect()
-    gc.freeze()  # a child's collections would write to all of it, and so copy it
+    settle()
     children: set[int] = set()
     while True:
         data, descriptors, _, _ = socket.recv_fds(line, MOST_BYTES, 3)
