@@ -176,11 +176,19 @@ def peer_rows(ours: Ours, found: list[Variant]) -> list[dict]:
                 )
                 continue
             best = min(there, key=lambda v: min(v.seconds) / v.elements).name
-            pairs = {level: (ours.update(rounding=rounding, level=level, threads=threads), best) for level in LEVELS}
-            rows.append(
-                {"what": f"{label} ({best})", "pairs": pairs, "target": target, "kind": "speed", "missing": None}
-            )
+            for isa in isas_beside_peers(ours, threads):
+                pairs = {
+                    level: (ours.update(rounding=rounding, level=level, threads=threads, isa=isa), best)
+                    for level in LEVELS
+                }
+                what = f"{label} ({best})" if isa == ours.best else f"{isa}, {label} ({best}, {ours.best})"
+                rows.append({"what": what, "pairs": pairs, "target": target, "kind": "speed", "missing": None})
     return rows
+
+
+def isas_beside_peers(ours: Ours, threads: int) -> list[str]:
+    """On two threads AVX2 as well, beside peers that have all that the processor does."""
+    return [isa for isa in ours.isas if isa == ours.best or (isa == "avx2" and threads == 2)]
 
 
 def all_variants(ours: Ours) -> None:
@@ -188,7 +196,8 @@ def all_variants(ours: Ours) -> None:
         ours.memcpy(threads)
         for rounding in ROUNDINGS:
             for level in LEVELS:
-                ours.update(rounding=rounding, level=level, threads=threads)
+                for isa in isas_beside_peers(ours, threads):
+                    ours.update(rounding=rounding, level=level, threads=threads, isa=isa)
         for rule, (formats, rounding) in RULES.items():
             ours.update(rule, formats, rounding, "core", threads)
 
