@@ -3,11 +3,12 @@ rewound. All end with the bits of one trainer that makes every rank's batches by
 
     many_ranks.py RANKS [grpc | auto] [none | journal | journal_sync] [int8 | tls | tokens | parts]
 
-RANKS is a power of two, so that a mean over them is exact. int8: two of the layers compute in the codes that are served. The transport is by default auto: memory shared with the
-daemon. With a journal the daemon is killed, too, and started again under its trainers, and once more in the end: it has the
-same bits. tls: both ends show a certificate. tokens: and the trainers bring a token, whose grant lets them have as many
-streams as there are ranks. parts: the run is on three daemons, one of which is killed; the one trainer's run is on them, too.
-torch is imported once and the trainers are forks of it.
+RANKS is a power of two, so that a mean over them is exact. The transport is by default auto: memory shared with the daemon.
+With a journal the daemon is killed, too, and started again under its trainers, and once more in the end: it has the same bits.
+int8: two of the layers compute in the codes that are served. tls: both ends show a certificate. tokens: and the trainers bring
+a token, whose grant lets them have one stream more than there are ranks, and fewer calls a second than they make. parts: the
+run is on three daemons, one of which is killed; the one trainer's run is on them, too. torch is imported once and the trainers
+are forks of it.
 """
 
 import hashlib
@@ -230,8 +231,8 @@ def main() -> None:
             flags = pki.flags
             os.environ.update(pki.variables)
         if layers == "tokens":
-            # Twice as many: the daemon hears later of a stream that was lost.
-            token, access = give_token(Path(folder), "*", "admin", f"--most-streams={2 * int(world)}", "--most-runs=2")
+            quotas = [f"--most-streams={int(world) + 1}", "--most-requests=16", "--most-runs=2"]
+            token, access = give_token(Path(folder), "*", "admin", *quotas)
             flags += ["--access", str(access)]
             os.environ["BALLAST_TOKEN_FILE"] = str(token)
         parts = PARTS if layers == "parts" else 1
