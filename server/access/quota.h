@@ -13,7 +13,7 @@ struct Grant;
 struct Quota {
   uint32_t runs = 0;      // in memory at a time
   uint64_t bytes = 0;     // that these runs reserve together
-  uint32_t streams = 0;   // Train, Pull and LoadState, open at a time
+  uint32_t streams = 0;   // Train, Subscribe, Pull and LoadState, open at a time
   uint32_t requests = 0;  // calls a second; a stream counts as one
 };
 

@@ -70,10 +70,12 @@ absl::StatusOr<StreamPlace> Quotas::OpenStream(const Payer& payer) {
       });
     }
   }
-  return Refuse(payer.name, QuotaKind::kStreams,
-                absl::StrCat(payer.name, " may have ", payer.quota.streams, " streams open (",
-                             payer.KeyOf(QuotaKind::kStreams), "), and has ", open),
-                kStreamWaitS);
+  return Refuse(
+      payer.name, QuotaKind::kStreams,
+      absl::StrCat(payer.name, " may have ", payer.quota.streams, " streams open (", payer.KeyOf(QuotaKind::kStreams),
+                   "), and has ", open,
+                   ": each trainer and each reader has one, and a trainer one more while it reads or loads weights"),
+      kStreamWaitS);
 }
 
 absl::Status Quotas::CheckFailures(const std::string& who, Failing failing) {

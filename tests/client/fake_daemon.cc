@@ -158,6 +158,7 @@ grpc::Status FakeDaemon::Grant(grpc::ServerContext* context, const v1::AttachReq
   if (!refusals_.empty()) return Tell(context, &refusals_);
   response->set_session_token("token");
   response->set_resume_step(step_);
+  response->set_lease_s(options_.lease_s);
   response->set_chunk_elements(options_.chunk_elements);
   response->set_credit_bytes(options_.credit_bytes);
   response->set_weights_loaded(true);

@@ -34,6 +34,7 @@ struct FakeOptions {
   v1::RunSpec spec = FakeSpec();
   uint64_t chunk_elements = 4;
   uint64_t credit_bytes = 1 << 20;
+  double lease_s = 0;
   static constexpr int kNever = std::numeric_limits<int>::max();
   // The stream ends with UNAVAILABLE at this message of all Train streams, counted from 0.
   int cut_at_received = kNever;  // it is lost

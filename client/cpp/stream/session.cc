@@ -46,12 +46,15 @@ absl::Status StepTooLong(const AttachOptions& options, const absl::Status& statu
       "; it was not over within ", options.join_timeout_s, " s: see what its ranks wait for, or raise join_timeout_s"));
 }
 
-// The run, where the daemon has it from its disk; a daemon that does not say has not. An error: none answers.
+// Whether the daemon told. One that is older than the question told that it has nothing; one that refuses told nothing.
+bool Told(const absl::Status& answer) { return answer.ok() || absl::IsUnimplemented(answer); }
+
+// The run, where the daemon has it from its disk.
 absl::StatusOr<std::optional<v1::RunStatus>> ReadBack(Connection& connection, const std::string& run_id) {
   v1::ListRunsResponse runs;
   const absl::Status answer = connection.Call(connection.admin(), &v1::AdminService::Stub::ListRuns,
                                               v1::ListRunsRequest(), &runs, kServerTimeout);
-  if (IsLost(answer)) return answer;
+  if (!Told(answer)) return answer;
   for (const v1::RunStatus& run : runs.runs()) {
     if (run.run_id() == run_id && !run.durability().restored().empty()) return run;
   }
@@ -113,7 +116,7 @@ absl::StatusOr<bool> RestartedSince(Connection& connection, absl::Time since) {
   v1::GetServerResponse info;
   const absl::Status answer = connection.Call(connection.admin(), &v1::AdminService::Stub::GetServer,
                                               v1::GetServerRequest(), &info, kServerTimeout);
-  if (IsLost(answer)) return answer;
+  if (!Told(answer)) return answer;
   return answer.ok() && absl::Seconds(info.uptime_s()) < BootNow() - since;
 }
 

@@ -151,9 +151,10 @@ class StepStream {
   absl::Status CheckMeasures(absl::string_view what) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Waits before it asks again. False: the client is being closed.
   bool WaitToAsk(absl::Duration pause) ABSL_LOCKS_EXCLUDED(mu_);
-  // Whether the daemon takes the stream later, and the time that it named is over; false also if that takes it too long.
-  // *since: since when; none at first.
-  bool WaitPutOff(const absl::Status& why, std::optional<absl::Time>* since) ABSL_LOCKS_EXCLUDED(mu_);
+  // Whether the daemon takes the stream later, and the time that it named, or `most`, is over; false also if that takes it too
+  // long. *since: since when; none at first.
+  bool WaitPutOff(const absl::Status& why, absl::Duration most, std::optional<absl::Time>* since)
+      ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<v1::AttachResponse> Resume(const absl::Status& why);
   // Adds what a person needs to know, if there is more to say.
   absl::Status Explain(const absl::Status& why) const;

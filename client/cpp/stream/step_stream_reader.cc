@@ -24,6 +24,9 @@ namespace {
 // For a session's digests the daemon makes a pass over all weights.
 constexpr absl::Duration kDigestTimeout = absl::Seconds(120);
 
+// Whether the daemon is there, and says when to ask again.
+bool IsPutOff(const absl::Status& status) { return absl::IsResourceExhausted(status) && RetryAfter(status); }
+
 // Whether asking again may help.
 bool MayPass(const absl::Status& status) { return IsLost(status) || RetryAfter(status); }
 
@@ -31,11 +34,16 @@ bool MayPass(const absl::Status& status) { return IsLost(status) || RetryAfter(s
 
 void StepStream::Read(v1::AttachResponse grant) {
   std::optional<absl::Time> put_off_since;
-  for (;;) {
-    const End end = Serve(grant);
+  for (absl::Time granted = SteadyNow();; granted = SteadyNow()) {
+    const absl::Duration renews = grant.lease_s() > 0 ? absl::Seconds(grant.lease_s() / 3) : absl::InfiniteDuration();
+    End end = Serve(grant);
+    // What Attach has granted holds for the lease. Another Attach is one more of the calls that may be too many.
+    while (!end.opened && WaitPutOff(end.status, renews, &put_off_since)) {
+      end.lost = SteadyNow() - granted >= renews;
+      if (end.lost) break;
+      end = Serve(grant);
+    }
     if (end.opened) put_off_since.reset();
-    // What Attach has granted holds. Another Attach would be one more of the calls that are too many.
-    if (!end.opened && WaitPutOff(end.status, &put_off_since)) continue;
     absl::StatusOr<v1::AttachResponse> next = end.lost ? Resume(end.status) : end.status;
     if (!next.ok()) {
       Fail(Explain(next.status()));
@@ -252,27 +260,28 @@ bool StepStream::WaitToAsk(absl::Duration pause) {
   }
 }
 
-bool StepStream::WaitPutOff(const absl::Status& why, std::optional<absl::Time>* since) {
+bool StepStream::WaitPutOff(const absl::Status& why, absl::Duration most, std::optional<absl::Time>* since) {
+  if (!IsPutOff(why)) return false;
   const auto stated = RetryAfter(why);
-  if (!absl::IsResourceExhausted(why) || !stated) return false;
   const absl::Time now = SteadyNow();
   if (!*since) {
     *since = now;
     connection_.Log(absl::StrFormat("rank %d of run '%s': the daemon at %s puts its stream off (%s)", options_.rank,
                                     options_.run_id, connection_.server(), why.message()));
   }
-  return now + *stated <= **since + kBusyPatience && WaitToAsk(*stated);
+  return now + *stated <= **since + kBusyPatience && WaitToAsk(std::min(Spread(*stated), most));
 }
 
 absl::StatusOr<v1::AttachResponse> StepStream::Resume(const absl::Status& why) {
   const absl::Time began = SteadyNow();
-  const absl::Duration allowed = absl::Seconds(connection_.options().reconnect_timeout_s);
-  bool announce = false;
+  absl::Duration allowed = absl::Seconds(connection_.options().reconnect_timeout_s);
+  const absl::Duration away_allowed = allowed, busy_allowed = std::max(allowed, kBusyPatience);
+  bool announce = false, busy = IsPutOff(why);  // it is there, and says when to ask again
   Retry retry;
   {
     absl::MutexLock lock(&mu_);
     retry = retry_;
-    announce = !lost_at_;
+    announce = !lost_at_ && !busy;
     if (announce) lost_at_ = began;
   }
   std::string reason = ConnectionReason(std::string(why.message()));
@@ -293,20 +302,23 @@ absl::StatusOr<v1::AttachResponse> StepStream::Resume(const absl::Status& why) {
     absl::StatusOr<v1::AttachResponse> grant = AskOnce(allowed - away - pause);
     if (grant.ok()) {
       absl::MutexLock lock(&mu_);
-      retry_ = {.attempts = retry.attempts + 1, .away = retry.away + (SteadyNow() - began)};
+      const absl::Duration gone = busy ? absl::ZeroDuration() : retry.away + (SteadyNow() - began);
+      retry_ = {.attempts = retry.attempts + 1, .away = gone};
       return grant;
     }
     if (absl::IsNotFound(grant.status())) {
       grant = ExplainMissingRun(connection_, options_.run_id, attached_at_, grant.status());
     }
     if (!MayPass(grant.status())) return grant;
+    busy = IsPutOff(grant.status());
+    allowed = busy ? busy_allowed : away_allowed;
     stated = RetryAfter(grant.status()).value_or(absl::ZeroDuration());
     reason = ConnectionReason(std::string(grant.status().message()));
   }
   return absl::UnavailableError(absl::StrFormat(
       "lost the daemon at %s in step %d and could not get back to it within %.4g s (%s): see its log, or raise "
       "reconnect_timeout_s",
-      connection_.server(), step(), connection_.options().reconnect_timeout_s, reason));
+      connection_.server(), step(), absl::ToDoubleSeconds(allowed), reason));
 }
 
 absl::StatusOr<v1::AttachResponse> StepStream::AskOnce(absl::Duration timeout) {

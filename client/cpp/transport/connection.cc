@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <random>
 #include <utility>
 #include <vector>
 
@@ -101,6 +102,11 @@ absl::Status FromGrpc(const grpc::Status& status, const grpc::ClientContext& con
 std::optional<absl::Duration> RetryAfter(const absl::Status& status) {
   const std::optional<int64_t> ms = RetryAfterMsOf(status);
   return ms.value_or(0) > 0 ? std::optional(absl::Milliseconds(*ms)) : std::nullopt;
+}
+
+absl::Duration Spread(absl::Duration stated) {
+  thread_local std::minstd_rand random{std::random_device{}()};
+  return stated * std::uniform_real_distribution<double>(1, 1.5)(random);
 }
 
 bool IsLost(const absl::Status& status) {

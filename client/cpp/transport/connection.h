@@ -30,6 +30,8 @@ absl::Status FromGrpc(const grpc::Status& status);
 // RetryAfter returns it.
 absl::Status FromGrpc(const grpc::Status& status, const grpc::ClientContext& context);
 std::optional<absl::Duration> RetryAfter(const absl::Status& status);
+// That, or up to half as much again, at random: of many that were told the same not all ask at once.
+absl::Duration Spread(absl::Duration stated);
 
 // Whether trying again may help: the connection or the daemon went away, rather than refused.
 bool IsLost(const absl::Status& status);
@@ -85,7 +87,7 @@ class Connection {
       const auto retry_after = RetryAfter(status);
       const bool busy = absl::IsResourceExhausted(status) && retry_after;
       if (!busy || SteadyNow() + *retry_after > give_up) return status;
-      if (!Sleep(*retry_after)) return status;
+      if (!Sleep(Spread(*retry_after))) return status;
     }
   }
 

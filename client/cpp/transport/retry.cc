@@ -58,7 +58,7 @@ bool Retry::WaitAsTold(const absl::Status& failure, absl::Duration stated) {
     connection_.Log(
         absl::StrFormat("%s: waiting %.3g s (%s)", what_, absl::ToDoubleSeconds(stated), failure.message()));
   }
-  return Sleep(stated);
+  return Sleep(Spread(stated));
 }
 
 absl::Time Retry::PatienceEnds(const absl::Status& failure) const {

@@ -102,6 +102,17 @@ TEST(AttachTest, AStreamThatIsPutOffIsOpenedWhenTheDaemonSaysAndAttachIsNotCalle
   EXPECT_TRUE(trainer.Step().ok());
 }
 
+TEST(AttachTest, WhileItsStreamIsPutOffTheLeaseIsRenewed) {
+  FakeDaemon daemon({.lease_s = 0.03});
+  for (int i = 0; i < 5; ++i) daemon.RefuseTrain({kTooMany, 1000});
+  Trainer trainer(daemon.address());
+  ASSERT_TRUE(trainer.Attach().ok());
+  const auto attaches = daemon.seen().attaches;
+  EXPECT_EQ(attaches.size(), 6u);
+  EXPECT_EQ(attaches.back().session_token(), "token");
+  EXPECT_TRUE(trainer.Step().ok());
+}
+
 TEST(AttachTest, AStreamThatIsRefusedForGoodFailsTheAttach) {
   FakeDaemon daemon;
   daemon.RefuseTrain({kTooMany});

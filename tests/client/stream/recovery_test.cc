@@ -261,6 +261,30 @@ TEST(RecoveryTest, AResumingClientAsksABusyDaemonAgain) {
   EXPECT_EQ(daemon.seen().attaches.size(), 3u);
 }
 
+TEST(RecoveryTest, ADaemonThatPutsTheAttachOffIsNotLost) {
+  FakeDaemon daemon({.cut_at_received = 6});
+  Trainer trainer(daemon.address(), /*reconnect_timeout_s=*/0.2);
+  ASSERT_TRUE(trainer.Attach().ok());
+  for (int i = 0; i < 4; ++i) daemon.RefuseAttach({{grpc::StatusCode::RESOURCE_EXHAUSTED, "too many calls"}, 100});
+  const auto result = trainer.Step();
+  ASSERT_TRUE(result.ok()) << result.status();
+}
+
+// Who reads "the run is gone" begins it anew, and loses it.
+TEST(RecoveryTest, AQuestionThatIsRefusedIsNotReadAsARunThatIsGone) {
+  for (const auto refuse : {&FakeDaemon::RefuseGetServer, &FakeDaemon::RefuseListRuns}) {
+    FakeDaemon daemon;
+    Trainer trainer(daemon.address(), /*reconnect_timeout_s=*/0.2);
+    ASSERT_TRUE(trainer.Attach().ok());
+    ASSERT_TRUE(trainer.Step().ok());
+    daemon.ReadRunBack(1);
+    for (int i = 0; i < 3; ++i) (daemon.*refuse)({{grpc::StatusCode::PERMISSION_DENIED, "not yours"}});
+    const absl::Status status = trainer.Step().status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kPermissionDenied) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("not yours"));
+  }
+}
+
 TEST(RecoveryTest, AQuestionIsAskedAgainAndADaemonThatEndsItIsNamed) {
   FakeDaemon daemon;
   Trainer trainer(daemon.address(), /*reconnect_timeout_s=*/0.2);
