@@ -4,6 +4,7 @@ its answer: the step is here as it is with the daemon, and training goes on."""
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from types import CodeType
@@ -59,6 +60,28 @@ def test_a_staged_step_is_made_or_dropped(drops: bool, adamw: AdamW) -> None:
     train(model, optimizer, number)
     train(twin, theirs, number)
     assert same_bits(weights_of(model), weights_of(twin))
+
+
+@pytest.mark.parametrize("commit", ["release", "staged"])
+def test_who_begins_anew_is_told_to_end_the_step_first(commit: str, adamw: AdamW) -> None:
+    """As a notebook's cell that is run again."""
+    model = layered(seed=1)[:2]
+    optimizer = adamw(model.named_parameters(), commit=commit)
+    told = 0
+    for number in itertools.count():
+        interrupted = interrupted_at(number, lambda: train(model, optimizer, number), "opcode", is_place)
+        with suppress(ballast.Rejected):
+            optimizer.zero_grad()
+        try:
+            train(model, optimizer, number)
+        except ballast.Rejected as refusal:
+            assert re.search(r"[Cc]all step\(\)|step\(\), now, takes them all", str(refusal)), refusal
+            told += 1
+            optimizer.step()
+            train(model, optimizer, number)
+        if not interrupted:
+            break
+    assert told > 0 and number > 100
 
 
 def test_a_released_step_is_ended_by_the_next_call(adamw: AdamW) -> None:

@@ -97,6 +97,28 @@ def test_weights_read_outside_of_a_module_are_found_out(adamw: AdamW) -> None:
     assert optimizer.last_result is not None and optimizer.last_result.step == 2
 
 
+def test_a_parameter_of_no_module_is_found_out_though_others_gradients_come_first(adamw: AdamW) -> None:
+    model, shift = layered(seed=1), nn.Parameter(torch.zeros(8))
+    optimizer = adamw([*model.named_parameters(), ("shift", shift)], overlap_forward=True)
+    came = []
+
+    def backward() -> None:
+        shifted = shift * 1.0
+        (model(torch.ones(2, 8)) + shifted).sum().backward()
+
+    for name, parameter in [*model.named_parameters(), ("shift", shift)]:
+        parameter.register_hook(lambda _, name=name: came.append(name))
+    backward()
+    assert came[-1] == "shift"
+    optimizer.step()
+    with pytest.raises(ballast.Rejected, match="'shift' got a gradient.*no module's forward waited.*wait\\(\\)"):
+        backward()
+    optimizer.step()
+    optimizer.wait()
+    backward()
+    optimizer.step()
+
+
 def test_other_models_and_closed_optimizers_wait_for_nothing(adamw: AdamW) -> None:
     hooks = torch.nn.modules.module._global_forward_pre_hooks
     before = len(hooks)

@@ -83,6 +83,55 @@ def test_misuse_is_refused_with_the_fix(adamw: AdamW) -> None:
         ballast.GradScaler(adamw(layered(seed=3).named_parameters(), commit="release"))
 
 
+def test_a_step_whose_loss_it_has_not_scaled_is_refused_with_the_fix(adamw: AdamW) -> None:
+    model = layered(seed=1)
+    optimizer = adamw(model.named_parameters())
+    scaler = ballast.GradScaler(optimizer, init_scale=4.0)
+    losses = [
+        lambda: scaler.scale(model(torch.ones(2, 8)).sum()),
+        lambda: model(torch.ones(2, 8)).sum() * scaler.get_scale(),
+    ]
+    for number, loss in enumerate(losses, 1):
+        loss().backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert optimizer.last_result is not None and optimizer.last_result.step == number
+        with pytest.raises(ballast.Rejected, match=r"has not scaled.*divided by 4.0: write scaler.scale\(loss\)"):
+            model(torch.ones(2, 8)).sum().backward()
+        optimizer.zero_grad()
+    scaler.update(1.0)
+    model(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+    assert optimizer.last_result.step == 3
+
+
+def test_a_scaled_loss_may_replace_one_that_was_dropped_or_be_of_two_optimizers(adamw: AdamW) -> None:
+    model, other = layered(seed=1), layered(seed=2)
+    first = adamw(model.named_parameters())
+    optimizers = [first, adamw(other.named_parameters(), run=f"{first.run}-other")]
+    scalers = [ballast.GradScaler(optimizer, init_scale=4.0) for optimizer in optimizers]
+    scalers[0].scale(model(torch.ones(2, 8)).sum()).backward()
+    model.zero_grad()
+    for _ in range(2):
+        scalers[0].scale(other(model(torch.ones(2, 8))).sum()).backward()
+        for scaler, optimizer in zip(scalers, optimizers):
+            scaler.step(optimizer)
+            scaler.update()
+            assert optimizer.last_result is not None and optimizer.last_result.applied
+
+
+def test_gradients_that_are_set_by_hand_are_divided_as_torch_does(adamw: AdamW) -> None:
+    model = layered(seed=1)
+    optimizer = adamw(model.named_parameters())
+    scaler = ballast.GradScaler(optimizer, init_scale=4.0)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    scaler.step(optimizer)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert optimizer.last_result is not None
+    assert optimizer.last_result.grad_norm == pytest.approx(count**0.5 / 4)
+
+
 def test_one_made_after_the_run_was_joined_is_refused(adamw: AdamW) -> None:
     optimizer = adamw(layered(seed=1).named_parameters())
     optimizer.connect()

@@ -139,6 +139,30 @@ def test_a_buffer_behind_gradients_may_be_kept_and_not_be_written_to(commit: str
     assert_close(ours, theirs)
 
 
+@pytest.mark.parametrize("between, commit", [("nothing", "release"), ("nothing", "staged"), ("a backward", "staged")])
+def test_one_of_an_earlier_step_is_not_put_back(between: str, commit: str, adamw: AdamW) -> None:
+    """As tasks' gradients are kept, and put together, by hand."""
+    model = layered(seed=1)
+    optimizer = adamw(model.named_parameters(), commit=commit)
+    model(torch.ones(2, 8)).sum().backward()
+    kept = [parameter.grad for parameter in model.parameters()]
+    for parameter, gradient in zip(model.parameters(), kept):  # in the same step it is where it was
+        parameter.grad = None
+        parameter.grad = gradient
+    optimizer.step()
+    if between == "a backward":
+        model(torch.ones(2, 8)).sum().backward()
+    for parameter, gradient in zip(model.parameters(), kept):
+        parameter.grad = gradient
+    with pytest.raises(ballast.Rejected, match="stands for a gradient of '0.weight' that left.*in an earlier step"):
+        optimizer.step()
+    model.zero_grad()
+    optimizer.step()
+    model(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+    assert optimizer.last_result is not None and optimizer.last_result.applied
+
+
 def test_a_hook_on_the_parameter_sees_and_changes_gradients(adamw: AdamW) -> None:
     model, twin = layered(seed=1), layered(seed=1)
     optimizer = adamw(model.named_parameters(), state_dtype="fp32", master_weight_bits=32)

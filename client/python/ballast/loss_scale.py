@@ -8,12 +8,15 @@ from ballast.errors import Rejected
 from ballast.options import check_option
 from ballast.session import Session
 
+_uses = 0  # of all GradScalers' scales in this process
+
 
 class LossScale:
     """Of the steps to come; checked when one begins."""
 
     def __init__(self, scale: Any):
         self._scale = scale
+        self._seen: int | None = None  # of _uses, at the last step's end; None: it is no GradScaler's
 
     def __float__(self) -> float:
         return float(self._scale)
@@ -28,5 +31,29 @@ class LossScale:
             )
         self._scale = scale
 
-    def check(self) -> None:
+    @staticmethod
+    def use() -> None:
+        """A GradScaler's was asked for: a loss is multiplied by it. One that several optimizers train needs only one's."""
+        global _uses
+        _uses += 1
+
+    def spend(self) -> None:
+        """At the end of a step: the next one's loss is to be multiplied as well, where there is a GradScaler."""
+        if self._seen is not None:
+            self._seen = _uses
+
+    def expect(self) -> None:
+        """From now on by a GradScaler."""
+        self._seen = _uses
+
+    def check(self, step: int) -> None:
+        """Rejected if it is no scale, or if a GradScaler's is not 1, and no loss was multiplied by it: the gradients of `step`, which
+        begins, would be divided nevertheless."""
         check_option("loss_scale", self._scale, "")
+        if self._seen == _uses and self._scale != 1:
+            raise Rejected(
+                f"a gradient came for step {step} of a loss that this optimizer's GradScaler has not scaled, and would be divided by "
+                f"{self._scale!r}: write scaler.scale(loss).backward(), or scaler.update(1.0) before steps without it, or give "
+                "GradScaler(enabled=False)",
+                "FAILED_PRECONDITION",
+            )

@@ -85,11 +85,10 @@ class ParameterList:
         self._of_groups.append(params.copy())
         return params
 
-    def with_gradient(self) -> Iterator[Tensor]:
-        """Those that have a gradient in .grad now that has not left. Rejected if one of them is frozen."""
+    def with_gradient(self, left: Callable[[Tensor], bool]) -> Iterator[Tensor]:
+        """Those that have a gradient in .grad now that has not `left`. Rejected if one of them is frozen."""
         for entry in self._entries:
-            grad = entry.parameter.grad
-            if grad is None or sent_in(grad) is not None:
+            if entry.parameter.grad is None or left(entry.parameter):
                 continue
             if not entry.parameter.requires_grad:
                 raise Rejected(

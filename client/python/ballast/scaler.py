@@ -64,6 +64,7 @@ class GradScaler:
         self._within_step = False  # where client state is taken
         if enabled:
             optimizer.use_dynamic_loss_scale()
+            optimizer._steps.loss_scale.expect()
             self._set(self._scale)
 
     def scale(self, outputs: Any) -> Any:
@@ -71,6 +72,7 @@ class GradScaler:
         dimensions: a float16 loss without any comes out in float32, in which 65536 does not overflow."""
         if not self._enabled:
             return outputs
+        self._optimizer._steps.loss_scale.use()
         if isinstance(outputs, Tensor):
             return outputs * torch.tensor(self._scale, dtype=torch.float32, device=outputs.device)
         if not isinstance(outputs, Iterable):
@@ -88,6 +90,7 @@ class GradScaler:
         if self._enabled:
             last = optimizer.last_result
             self._before = last.step if last is not None else 0
+            optimizer._steps.loss_scale.use()  # as torch's, which divides what was put into .grad by hand
         self._within_step = self._enabled
         try:
             value = optimizer.step(*args, **kwargs)
@@ -130,7 +133,10 @@ class GradScaler:
         self._before = result.step if result is not None else 0
 
     def get_scale(self) -> float:
-        return self._scale if self._enabled else 1.0
+        if not self._enabled:
+            return 1.0
+        self._optimizer._steps.loss_scale.use()  # by hand
+        return self._scale
 
     def get_growth_factor(self) -> float:
         return self._growth_factor

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
 from ballast.errors import Rejected
 from ballast.kept_gradients import KeptGradients
-from ballast.sent_gradient import SentGradient
+from ballast.sent_gradient import SentGradient, sent_in
 from ballast.shard import like
+
+
+def _references(held: Mapping[int, object], key: int) -> int:
+    return sys.getrefcount(held[key])
+
+
+_ALONE = _references({0: object()}, 0)  # to what that mapping alone holds
 
 
 class SentGradients:
@@ -29,8 +37,17 @@ class SentGradients:
         return len(self._open)
 
     def take(self, parameter: Tensor) -> tuple[Tensor | None, bool]:
-        """What `.grad` has that has not left, after which it is None, and whether a backward() put it on top of one that has."""
-        gradient, parameter.grad = parameter.grad, None
+        """What `.grad` has that has not left, after which it is None, and whether a backward() put it on top of one that has.
+        Rejected if it is what stood there in an earlier step."""
+        gradient = parameter.grad
+        if (sent := sent_in(gradient)) is not None and gradient is not self._shown.get(id(parameter)):
+            raise Rejected(
+                f"what was put into .grad stands for a gradient of '{sent.parameter_name}' that left for the daemon in an earlier step, "
+                "and has no values. Make it anew by a backward(), or keep its values in a hook of register_hook(), and put those "
+                "into .grad",
+                "FAILED_PRECONDITION",
+            )
+        parameter.grad = None
         made = self._made.get(id(parameter))
         arrived = None if made is None else made.take_arrived()
         return (arrived if gradient is self._shown.get(id(parameter)) else gradient), arrived is not None
@@ -52,9 +69,11 @@ class SentGradients:
 
     def clear(self) -> None:
         """The step was ended: what is still marked has no gradient any more."""
-        for parameter in self._open.values():
-            if self._is_marked(parameter):
+        for key, parameter in self._open.items():
+            if self.is_marked(parameter):
                 parameter.grad = None
+            if _references(self._shown, key) > _ALONE + (self._shown[key] is self._made[key]):
+                del self._shown[key], self._made[key]  # who holds it may put it back, when it is no gradient any more
         self._open.clear()
         self._kept.clear()
 
@@ -74,7 +93,7 @@ class SentGradients:
         """As taken_back(), when another gradient has just been made, of `parameter`, and not on top of one that left. One look
         tells where none was taken back, or not all were."""
         first = next(iter(self._open.values()), None)
-        if first is None or (id(parameter) not in self._open and self._is_marked(first)):
+        if first is None or (id(parameter) not in self._open and self.is_marked(first)):
             return False
         return self.taken_back(step, staged, arriving=parameter)
 
@@ -84,10 +103,10 @@ class SentGradients:
 
         step: the open one's number.
         """
-        kept = [p for p in self._open.values() if p is not arriving and self._is_marked(p)]
+        kept = [p for p in self._open.values() if p is not arriving and self.is_marked(p)]
         if len(kept) == len(self._open):
             return False
-        lost = next(p for p in self._open.values() if p is arriving or not self._is_marked(p))
+        lost = next(p for p in self._open.values() if p is arriving or not self.is_marked(p))
         if staged and not kept:
             return True
         for parameter in self._open.values():
@@ -130,5 +149,6 @@ class SentGradients:
         given = {id(parameter) for parameter in parameters}
         return next((self._made[key].parameter_name for key in self._open if key not in given), None)
 
-    def _is_marked(self, parameter: Tensor) -> bool:
-        return parameter.grad is self._shown[id(parameter)]
+    def is_marked(self, parameter: Tensor) -> bool:
+        """Whether `.grad` is what stands for one that has left."""
+        return parameter.grad is not None and parameter.grad is self._shown.get(id(parameter))

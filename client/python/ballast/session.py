@@ -308,9 +308,10 @@ class Session(Amending):
         self._clipping.clear()
         self._leaving = False
 
-    def finish(self) -> StepResult:
+    def finish(self, all_may_be_read: bool = True) -> StepResult:
         """Waits for the result of the ended step and for its weights. After an interrupted wait, waits on. Rejected, when
-        all that is done, if they have overwritten others than the last step's."""
+        all that is done, if they have overwritten others than the last step's. all_may_be_read: it is the caller who waits, and
+        not one module's forward, or a backward(), whose own are read already."""
         pending = self._open[-1] if self.ended else None
         assert pending is not None, "end() comes first"
         if self._leaving:  # Ctrl-C came before
@@ -329,9 +330,9 @@ class Session(Amending):
             self.weights.pull(lacking)
         self._marked.clear()
         self.last_result = result
-        if self._awaited is not None:
-            self._awaited.update(range(len(self._bindings)))
         self._open.clear()
+        if all_may_be_read:
+            self._all_may_be_read()
         self._changes.tell(result.step)
         return result
 
@@ -346,24 +347,39 @@ class Session(Amending):
         """The trainer goes on while the ended step is under way: await_weights() comes before each read of weights."""
         self._awaited = set()
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether a step was left waiting, so that await_weights() tells which weights may be read."""
+        return self._awaited is not None
+
     def await_weights(self, parameters: Iterable[Tensor]) -> None:
-        """Waits until the weights of these parameters are those after the ended step."""
+        """Waits until the weights of these parameters are those after the ended step, and lets them have gradients."""
         if self._awaited is None:
             return
         for parameter in parameters:
             binding = self._by_id.get(id(parameter))
             if binding is None or binding.index in self._awaited:
                 continue
-            if not self.ended or self.weights.unlike(binding.index):
-                self.await_all()
-                return
-            patience = self._ranks.patience(f"the weights of '{binding.name}'", self.step)
-            while not self._client.await_weights(binding.index, WAIT_SLICE_S):
-                patience.look()
-            self._take(binding)
+            if self.ended:
+                self._await(binding)
             self._awaited.add(binding.index)
+
+    def _await(self, binding: Binding) -> None:
+        if self.weights.unlike(binding.index):
+            self.finish(all_may_be_read=False)
+            return
+        patience = self._ranks.patience(f"the weights of '{binding.name}'", self.step)
+        while not self._client.await_weights(binding.index, WAIT_SLICE_S):
+            patience.look()
+        self._take(binding)
 
     def await_all(self) -> None:
         """Waits for the ended step, if there is one, and all its weights."""
         if self.ended:
             self.finish()
+        self._all_may_be_read()
+
+    def _all_may_be_read(self) -> None:
+        """From now on; what a backward() has gradients of was read before."""
+        if self._awaited is not None and torch._C._current_graph_task_id() == -1:
+            self._awaited.update(range(len(self._bindings)))

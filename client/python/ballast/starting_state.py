@@ -63,8 +63,8 @@ class StartingState:
             return
         raise Rejected(
             f"load_state_dict() was called in step {session.step}, which has gradients of the weights from before: drop them "
-            "with zero_grad() of the model (within Accelerate's accumulate() the optimizer's does nothing), and the next "
-            "backward() goes on from what was loaded",
+            "with zero_grad() of the optimizer (within Accelerate's accumulate(), where that does nothing, of the model), and the "
+            "next backward() goes on from what was loaded",
             "FAILED_PRECONDITION",
         )
 

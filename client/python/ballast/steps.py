@@ -111,7 +111,7 @@ class Steps(StepOutcomes):
     def _take_in(self, parameter: Tensor, grad: Tensor, on_top: bool) -> None:
         session = self.joined()
         try:
-            if not on_top and self._sent.taken_back_before(parameter, session.step, session.staged):
+            if session.begun and not on_top and self._sent.taken_back_before(parameter, session.step, session.staged):
                 self._discard(session)
             self._send(session, parameter, grad)
         finally:
@@ -139,15 +139,14 @@ class Steps(StepOutcomes):
         a backward() under way has changed them already."""
         optimizer = self._optimizer()  # held until this is done
         session = self._membership.session
-        if optimizer is None or session is None or not session.step_open:
+        if optimizer is None or session is None or not (session.step_open or session.overlaps):
             return
         ours = [parameter for parameter in parameters if parameter in session]
         if ours:  # else this may be a fork, that is not to touch the lock
             with self.lock, self.following():
-                if session.ended:
-                    session.await_weights(ours)
-                elif forward:
+                if session.begun and forward:
                     session.refuse_overwritten(ours)
+                session.await_weights(ours)
 
     # --- sharded modules --------------------------------------------------------------------------------------------
 
@@ -225,7 +224,7 @@ class Steps(StepOutcomes):
         session since."""
         self._rejoin.require_asked()
         self._parameters.refuse_edited(self._optimized.param_groups)
-        self.loss_scale.check()
+        self.loss_scale.check(session.step)
         self._settings.check_scaler()
         session.await_all()
         session.complete()
@@ -281,6 +280,7 @@ class Steps(StepOutcomes):
             self._announced.final = None
             session.end(loss, self._rejoin.collect(self._optimized.options_dict), groups)
             self._sent.clear()
+            self.loss_scale.spend()
             if self._overlap:
                 session.leave_waiting()
                 self._left = True
@@ -291,7 +291,7 @@ class Steps(StepOutcomes):
     def _receive_rest(self, last: bool = True) -> None:
         """Sends the gradients that no hook brought: those set by hand, or made before the hooks knew of a parameter that was
         unfrozen; in the last micro-batch the zeros of zero_grad(set_to_none=False), too."""
-        for parameter in self._parameters.with_gradient():
+        for parameter in self._parameters.with_gradient(self._sent.is_marked):
             self.receive(parameter)
         zeros, session = self._sent.zeros(), self._membership.session
         if not last or not zeros or session is None or (session.ended and not self._overlap):
