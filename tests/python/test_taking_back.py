@@ -150,7 +150,7 @@ def test_no_step_is_made_of_gradients_from_before_a_rollback(adamw: AdamW) -> No
     optimizer.load_state_dict(state)
     for go_on in (optimizer.step, model(batch(3)).sum().backward):
         with pytest.raises(
-            ballast.Rejected, match=r"load_state_dict\(\) was called in step 3.* with zero_grad\(\) of the model"
+            ballast.Rejected, match=r"load_state_dict\(\) was called in step 3.* with zero_grad\(\) of the optimizer"
         ):
             go_on()
     assert same_bits(before, weights_of(model))
