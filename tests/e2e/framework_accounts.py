@@ -6,7 +6,6 @@ import functools
 import json
 import signal
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,7 @@
-"""Python programs as forks of one that has imported torch and ballast: importing them takes longer than most trainers of tests.
+"""Python programs as forks of one that has imported torch and ballast, which takes longer than most trainers of tests.
 
     with WarmPython(["-c", TRAINER, server], stdout=subprocess.PIPE, text=True) as trainer: ...
-    done = run(["-c", TRAINER, server], capture_output=True, text=True, timeout=60)
+    done = run(["-c", TRAINER, server], timeout=60)
 
     warm_python.py nursery N
 

@@ -24,9 +24,6 @@ namespace {
 // For a session's digests the daemon makes a pass over all weights.
 constexpr absl::Duration kDigestTimeout = absl::Seconds(120);
 
-// Whether the daemon is there, and says when to ask again.
-bool IsPutOff(const absl::Status& status) { return absl::IsResourceExhausted(status) && RetryAfter(status); }
-
 // Whether asking again may help.
 bool MayPass(const absl::Status& status) { return IsLost(status) || RetryAfter(status); }
 
@@ -274,14 +271,14 @@ bool StepStream::WaitPutOff(const absl::Status& why, absl::Duration most, std::o
 
 absl::StatusOr<v1::AttachResponse> StepStream::Resume(const absl::Status& why) {
   const absl::Time began = SteadyNow();
-  absl::Duration allowed = absl::Seconds(connection_.options().reconnect_timeout_s);
-  const absl::Duration away_allowed = allowed, busy_allowed = std::max(allowed, kBusyPatience);
-  bool announce = false, busy = IsPutOff(why);  // it is there, and says when to ask again
+  const absl::Duration without = absl::Seconds(connection_.options().reconnect_timeout_s);  // a connection
+  absl::Duration allowed = without;
+  bool announce = false, put_off = IsPutOff(why);
   Retry retry;
   {
     absl::MutexLock lock(&mu_);
     retry = retry_;
-    announce = !lost_at_ && !busy;
+    announce = !lost_at_ && !put_off;
     if (announce) lost_at_ = began;
   }
   std::string reason = ConnectionReason(std::string(why.message()));
@@ -302,16 +299,16 @@ absl::StatusOr<v1::AttachResponse> StepStream::Resume(const absl::Status& why) {
     absl::StatusOr<v1::AttachResponse> grant = AskOnce(allowed - away - pause);
     if (grant.ok()) {
       absl::MutexLock lock(&mu_);
-      const absl::Duration gone = busy ? absl::ZeroDuration() : retry.away + (SteadyNow() - began);
-      retry_ = {.attempts = retry.attempts + 1, .away = gone};
+      retry.away = put_off ? absl::ZeroDuration() : retry.away + (SteadyNow() - began);
+      retry_ = {.attempts = retry.attempts + 1, .away = retry.away};
       return grant;
     }
     if (absl::IsNotFound(grant.status())) {
       grant = ExplainMissingRun(connection_, options_.run_id, attached_at_, grant.status());
     }
     if (!MayPass(grant.status())) return grant;
-    busy = IsPutOff(grant.status());
-    allowed = busy ? busy_allowed : away_allowed;
+    put_off = IsPutOff(grant.status());
+    allowed = put_off ? std::max(without, kBusyPatience) : without;
     stated = RetryAfter(grant.status()).value_or(absl::ZeroDuration());
     reason = ConnectionReason(std::string(grant.status().message()));
   }

@@ -104,6 +104,8 @@ std::optional<absl::Duration> RetryAfter(const absl::Status& status) {
   return ms.value_or(0) > 0 ? std::optional(absl::Milliseconds(*ms)) : std::nullopt;
 }
 
+bool IsPutOff(const absl::Status& status) { return absl::IsResourceExhausted(status) && RetryAfter(status); }
+
 absl::Duration Spread(absl::Duration stated) {
   thread_local std::minstd_rand random{std::random_device{}()};
   return stated * std::uniform_real_distribution<double>(1, 1.5)(random);

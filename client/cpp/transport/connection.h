@@ -30,7 +30,9 @@ absl::Status FromGrpc(const grpc::Status& status);
 // RetryAfter returns it.
 absl::Status FromGrpc(const grpc::Status& status, const grpc::ClientContext& context);
 std::optional<absl::Duration> RetryAfter(const absl::Status& status);
-// That, or up to half as much again, at random: of many that were told the same not all ask at once.
+// Whether the daemon is there, has no room now, and says when to ask again.
+bool IsPutOff(const absl::Status& status);
+// `stated`, or up to half as much again, at random: of many that were told the same not all ask at once.
 absl::Duration Spread(absl::Duration stated);
 
 // Whether trying again may help: the connection or the daemon went away, rather than refused.
@@ -85,8 +87,7 @@ class Connection {
       context.set_deadline(DeadlineAt(give_up));
       absl::Status status = FromGrpc((stub.*method)(&context, request, response), context);
       const auto retry_after = RetryAfter(status);
-      const bool busy = absl::IsResourceExhausted(status) && retry_after;
-      if (!busy || SteadyNow() + *retry_after > give_up) return status;
+      if (!IsPutOff(status) || SteadyNow() + *retry_after > give_up) return status;
       if (!Sleep(Spread(*retry_after))) return status;
     }
   }

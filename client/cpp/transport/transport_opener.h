@@ -33,7 +33,8 @@ class TransportOpener {
 
   // Opens shared memory if the daemon offers it and is on this host; otherwise gRPC, with a line in the log if shared
   // memory was offered. Of a trainer on a GPU that the daemon's memory of one is out of reach for, a line says so too.
-  // UNAVAILABLE: shared memory was required and cannot be had; any status with RetryAfter: not yet. With kNccl, gRPC beside NCCL, until that was lost or refused.
+  // UNAVAILABLE: shared memory was required and cannot be had; any status with RetryAfter: not yet. With kNccl, gRPC beside
+  // NCCL, until that was lost or refused.
   absl::StatusOr<std::unique_ptr<Transport>> Open(const v1::AttachResponse& grant);
 
  private:

@@ -16,7 +16,7 @@ class LossScale:
 
     def __init__(self, scale: Any):
         self._scale = scale
-        self._seen: int | None = None  # of _uses, at the last step's end; None: it is no GradScaler's
+        self._seen: int | None = None  # of _uses, when the last step ended; None: it is no GradScaler's
 
     def __float__(self) -> float:
         return float(self._scale)
@@ -37,14 +37,14 @@ class LossScale:
         global _uses
         _uses += 1
 
-    def spend(self) -> None:
-        """At the end of a step: the next one's loss is to be multiplied as well, where there is a GradScaler."""
-        if self._seen is not None:
-            self._seen = _uses
-
     def expect(self) -> None:
-        """From now on by a GradScaler."""
+        """Made for a GradScaler: the loss of the next step is to be multiplied by its scale."""
         self._seen = _uses
+
+    def spend(self) -> None:
+        """A step has ended: so is the next one's, where there is a GradScaler."""
+        if self._seen is not None:
+            self.expect()
 
     def check(self, step: int) -> None:
         """Rejected if it is no scale, or if a GradScaler's is not 1, and no loss was multiplied by it: the gradients of `step`, which

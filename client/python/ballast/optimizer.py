@@ -268,6 +268,7 @@ class Optimizer(Prepared, InStep, Durable, Averaging, OptimizerState, Uncopyable
                 "FAILED_PRECONDITION",
             )
         self._settings.scale_loss_dynamically()
+        self._steps.loss_scale.expect()
 
     def pull(self) -> int:
         """Overwrites every weight in place with the daemon's (some, when it raises). Returns the last step that they are of."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ballast.errors import Rejected
+from ballast.loss_scale import LossScale
 from ballast.optimizer import Optimizer
 
 
@@ -64,7 +65,6 @@ class GradScaler:
         self._within_step = False  # where client state is taken
         if enabled:
             optimizer.use_dynamic_loss_scale()
-            optimizer._steps.loss_scale.expect()
             self._set(self._scale)
 
     def scale(self, outputs: Any) -> Any:
@@ -72,7 +72,7 @@ class GradScaler:
         dimensions: a float16 loss without any comes out in float32, in which 65536 does not overflow."""
         if not self._enabled:
             return outputs
-        self._optimizer._steps.loss_scale.use()
+        LossScale.use()
         if isinstance(outputs, Tensor):
             return outputs * torch.tensor(self._scale, dtype=torch.float32, device=outputs.device)
         if not isinstance(outputs, Iterable):
@@ -90,7 +90,7 @@ class GradScaler:
         if self._enabled:
             last = optimizer.last_result
             self._before = last.step if last is not None else 0
-            optimizer._steps.loss_scale.use()  # as torch's, which divides what was put into .grad by hand
+            LossScale.use()  # as torch's, which divides what was put into .grad by hand
         self._within_step = self._enabled
         try:
             value = optimizer.step(*args, **kwargs)
@@ -135,7 +135,7 @@ class GradScaler:
     def get_scale(self) -> float:
         if not self._enabled:
             return 1.0
-        self._optimizer._steps.loss_scale.use()  # by hand
+        LossScale.use()  # by hand
         return self._scale
 
     def get_growth_factor(self) -> float:

@@ -39,8 +39,8 @@ class SentGradients:
     def take(self, parameter: Tensor) -> tuple[Tensor | None, bool]:
         """What `.grad` has that has not left, after which it is None, and whether a backward() put it on top of one that has.
         Rejected if it is what stood there in an earlier step."""
-        gradient = parameter.grad
-        if (sent := sent_in(gradient)) is not None and gradient is not self._shown.get(id(parameter)):
+        gradient, shown = parameter.grad, self._shown.get(id(parameter))
+        if gradient is not shown and (sent := sent_in(gradient)) is not None:
             raise Rejected(
                 f"what was put into .grad stands for a gradient of '{sent.parameter_name}' that left for the daemon in an earlier step, "
                 "and has no values. Make it anew by a backward(), or keep its values in a hook of register_hook(), and put those "
@@ -50,7 +50,7 @@ class SentGradients:
         parameter.grad = None
         made = self._made.get(id(parameter))
         arrived = None if made is None else made.take_arrived()
-        return (arrived if gradient is self._shown.get(id(parameter)) else gradient), arrived is not None
+        return (arrived if gradient is shown else gradient), arrived is not None
 
     def mark(self, parameter: Tensor, gradient: Tensor, name: str, staged: bool) -> None:
         """The parameter's gradient has left. staged: nothing is updated before step()."""
@@ -151,4 +151,5 @@ class SentGradients:
 
     def is_marked(self, parameter: Tensor) -> bool:
         """Whether `.grad` is what stands for one that has left."""
-        return parameter.grad is not None and parameter.grad is self._shown.get(id(parameter))
+        gradient = parameter.grad
+        return gradient is not None and gradient is self._shown.get(id(parameter))

@@ -377,7 +377,8 @@ class Session(Amending):
         """Waits for the ended step, if there is one, and all its weights."""
         if self.ended:
             self.finish()
-        self._all_may_be_read()
+        else:
+            self._all_may_be_read()
 
     def _all_may_be_read(self) -> None:
         """From now on; what a backward() has gradients of was read before."""
