@@ -3,6 +3,7 @@ its answer: the step is here as it is with the daemon, and training goes on."""
 
 from __future__ import annotations
 
+import copy
 import itertools
 import re
 from collections.abc import Callable
@@ -15,6 +16,8 @@ import torch
 from torch import nn
 
 import ballast
+import ballast.session
+from ballast.pending import fields_of
 from ballast.weights import Weights
 from interrupts import interrupted_at
 from models import assert_close, layered, same_bits, weights_of
@@ -118,3 +121,53 @@ def test_a_rank_that_was_taken_as_ctrl_c_came_is_taken_again(adamw: AdamW, monke
         train(model, optimizer, number)
         train(twin, theirs, number)
     assert_close(model, twin)
+
+
+@pytest.fixture
+def interrupts_wait(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Ctrl-C comes as the next step's end is waited for, and that is raised when it is in."""
+
+    def arm() -> None:
+        def interrupt(*_: Any) -> None:
+            monkeypatch.setattr(ballast.session, "fields_of", fields_of)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(ballast.session, "fields_of", interrupt)
+
+    monkeypatch.setattr(ballast.session, "_INTERRUPTED_S", 60.0)
+    return arm
+
+
+@pytest.mark.parametrize("commit", ["release", "staged"])
+def test_a_checkpoint_is_loaded_the_model_first_after_ctrl_c_in_a_step(
+    commit: str, adamw: AdamW, interrupts_wait: Callable[[], None]
+) -> None:
+    """As frameworks that resume do."""
+    model, twin = layered(seed=1), layered(seed=1)
+    optimizer = adamw(model.named_parameters(), **{**EXACT, "commit": commit})
+    theirs = torch.optim.AdamW(twin.parameters())
+    pairs: list[tuple[nn.Module, torch.optim.Optimizer]] = [(model, optimizer), (twin, theirs)]
+    for one, opt in pairs:
+        train(one, opt, 0)
+    kept = [copy.deepcopy((one.state_dict(), opt.state_dict())) for one, opt in pairs]
+    interrupts_wait()
+    with pytest.raises(KeyboardInterrupt):
+        train(model, optimizer, 1)
+    for (one, opt), (weights, state) in zip(pairs, kept, strict=True):
+        one.load_state_dict(weights)
+        opt.load_state_dict(state)
+        train(one, opt, 2)
+    assert_close(model, twin)
+
+
+def test_a_step_whose_end_came_with_ctrl_c_is_heard_of_once(adamw: AdamW, interrupts_wait: Callable[[], None]) -> None:
+    model = layered(seed=1)
+    optimizer = adamw(model.named_parameters())
+    interrupts_wait()
+    with pytest.raises(KeyboardInterrupt):
+        train(model, optimizer, 0)
+    assert optimizer.last_result is not None and optimizer.last_result.step == 1
+    optimizer.step()  # as who was interrupted calls it again
+    assert not optimizer.step_was_skipped and optimizer.run_status().step == 1
+    optimizer.step()
+    assert optimizer.step_was_skipped

@@ -22,7 +22,7 @@ from ballast.errors import Rejected, RunRewound
 from ballast.gradient_staging import GradientStaging, gpu_of, room_of
 from ballast.micro_batches import MicroBatches
 from ballast.moments import Moments
-from ballast.pending import WAIT_SLICE_S, fields_of
+from ballast.pending import WAIT_SLICE_S, fields_of, fields_within
 from ballast.rank import Rank
 from ballast.rank_zero import refuse_amended
 from ballast.replaced import Amended
@@ -34,6 +34,7 @@ from ballast.weight_copies import WeightCopies
 from ballast.weights import Weights
 
 _LEASE_WAIT_S = 12.0  # a lost predecessor's is 10 s, unless the daemon is configured otherwise
+_INTERRUPTED_S = 3.0  # Ctrl-C in the wait for a step's end is raised with that, or after so long
 
 
 class Session(Amending):
@@ -102,6 +103,7 @@ class Session(Amending):
         self._marked: set[int] = set()  # tensors whose graphs of this step were made stale
         self._open: list[_core.PendingStep | None] = []  # what begin_step and end_step have returned for the open step
         self._leaving = False  # its end was asked for, and what is known of its gradients is to go
+        self._finished_unheard = False
         self._clipping.clear()
         self._awaited: set[int] | None = None  # of a step that nobody waited for: tensors whose weights are in
         self.last_result: StepResult | None = None
@@ -179,6 +181,11 @@ class Session(Amending):
     def ended(self) -> bool:
         """Whether the open step was ended, and its result is not in yet."""
         return len(self._open) > 1
+
+    def take_unheard(self) -> bool:
+        """Whether the wait for the last step was interrupted, and its end came nevertheless: once."""
+        unheard, self._finished_unheard = self._finished_unheard, False
+        return unheard
 
     def _call(self, call: Callable[..., _core.PendingStep | None], *values: Any) -> None:
         """Keeps in _open what it returns, before Python does anything else: Ctrl-C, which raises then, finds the step here as it
@@ -309,14 +316,26 @@ class Session(Amending):
         self._leaving = False
 
     def finish(self, all_may_be_read: bool = True) -> StepResult:
-        """Waits for the result of the ended step and for its weights. After an interrupted wait, waits on. Rejected, when
-        all that is done, if they have overwritten others than the last step's. all_may_be_read: it is the caller who waits, and
-        not one module's forward, or a backward(), whose own are read already."""
+        """Waits for the result of the ended step and for its weights. Rejected, when all that is done, if they have overwritten
+        others than the last step's. all_may_be_read: it is the caller who waits, and not one module's forward, or a
+        backward(), whose own are read already.
+
+        Ctrl-C is raised when the end that comes soon is in, so that who loads a checkpoint then finds no step open that would
+        overwrite it. Where it does not come, finish() is to be called again."""
         pending = self._open[-1] if self.ended else None
         assert pending is not None, "end() comes first"
         if self._leaving:  # Ctrl-C came before
             self._leave()
-        fields = fields_of(pending, self._ranks.patience("its end, of which all ranks are part", self.step))
+        try:
+            fields = fields_of(pending, self._ranks.patience("its end, of which all ranks are part", self.step))
+        except KeyboardInterrupt:
+            if (soon := fields_within(pending, _INTERRUPTED_S)) is not None:
+                self._take_in(soon, all_may_be_read)
+                self._finished_unheard = True
+            raise
+        return self._take_in(fields, all_may_be_read)
+
+    def _take_in(self, fields: dict[str, Any], all_may_be_read: bool) -> StepResult:
         result = StepResult.from_fields(fields, self._names)
         received = set(fields["tensors_received"])
         for index in received - (self._awaited or set()):

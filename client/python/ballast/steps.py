@@ -262,7 +262,7 @@ class Steps(StepOutcomes):
         if session is not None:
             self._parameters.refuse_edited(self._optimized.param_groups)
         begun = session is not None and session.begun
-        waits_on = session is not None and session.ended
+        waits_on = session is not None and (session.take_unheard() or session.ended)
         self._empty = not begun and (self._overlap or not waits_on)
         if not begun:  # what Ctrl-C has left of one that was ended
             self._sent.clear()
@@ -285,8 +285,10 @@ class Steps(StepOutcomes):
                 session.leave_waiting()
                 self._left = True
                 return None
+        self._left = True  # until it is heard of
+        result = session.finish()
         self._left = False
-        return session.finish()
+        return result
 
     def _receive_rest(self, last: bool = True) -> None:
         """Sends the gradients that no hook brought: those set by hand, or made before the hooks knew of a parameter that was
