@@ -45,7 +45,8 @@ def test_compressed_state_trains_almost_as_torch_does(figures: dict[str, Any]) -
 
 def test_the_trainer_holds_less_and_the_daemon_no_more_than_its_plan(figures: dict[str, Any]) -> None:
     ours, theirs = (figures["arms"][name] for name in ("Ballast, release", TORCH))
-    # Moments, 8 bytes a parameter, and gradients are not there; what a step has under way is.
-    assert ours["peak"] < theirs["peak"] - 4 * ours["parameters"]
+    # Moments, 8 bytes a parameter, and gradients, 4, are not there. What a step has under way is, and takes up to 8 of these
+    # 12; with all gradients, or one moment, nothing would be left of the 2 that are asked for.
+    assert ours["peak"] < theirs["peak"] - 2 * ours["parameters"]
     assert ours["daemon_peak"] - ours["daemon_idle"] < sum(ours["planned"].values()) + (24 << 20)
     assert ours["planned"]["gradients"] < 2.5 * ours["parameters"]
