@@ -96,7 +96,8 @@ absl::Status RunRegistry::AdmitOneMore(const RunSpec& spec) const {
   return absl::ResourceExhaustedError(
       absl::StrCat("run '", spec.run_id, "' would be run number ", there + 1, ", and max_runs is ", options_.max_runs,
                    "; ", options_.tells_of_all ? DescribeIdle(all) : "",
-                   "delete one (`ballastctl delete RUN`), raise max_runs, or set ", "idle_run_timeout"));
+                   "delete one (`ballastctl delete RUN`, in Python ballast.delete_run()), raise max_runs "
+                   "(BALLAST_MAX_RUNS where a trainer starts its daemon), or set idle_run_timeout"));
 }
 
 absl::StatusOr<Placement> RunRegistry::AdmitMemory(const RunSpec& spec) const {

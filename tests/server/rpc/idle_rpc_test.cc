@@ -136,9 +136,9 @@ TEST_F(IdleRpcTest, OneRunTooManyIsToldWhichHaveNoTrainer) {
   Trainer t = StartTrainer(SmallSpec());
   ASSERT_TRUE(CreateRun(SpecOf("over")).ok());
   const std::string refused(CreateRun(SpecOf("more")).status().message());
-  EXPECT_THAT(refused,
-              AllOf(HasSubstr("max_runs is 2; without a trainer: 'over' for "), HasSubstr("`ballastctl delete RUN`"),
-                    HasSubstr("idle_run_timeout"), Not(HasSubstr("'r1'"))));
+  EXPECT_THAT(refused, AllOf(HasSubstr("max_runs is 2; without a trainer: 'over' for "),
+                             HasSubstr("`ballastctl delete RUN`, in Python ballast.delete_run()"),
+                             HasSubstr("BALLAST_MAX_RUNS"), HasSubstr("idle_run_timeout"), Not(HasSubstr("'r1'"))));
 }
 
 TEST_F(IdleRpcTest, WhereAllRunsHaveATrainerThatIsSaid) {
