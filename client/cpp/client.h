@@ -36,8 +36,8 @@
 //
 // Memory: Push copies, over shared memory to where the daemon reads, as far as the rank's window goes; else into a host
 // buffer, and each chunk is freed as the daemon acknowledges it: gradients that do not leave as fast as they are pushed
-// are kept, at most those of one step's micro-batches. 64 MiB of the memory that chunks had stay for those to come, until
-// the client is destroyed. What is passed to Push, LoadWeights and Pull is used in the course of the call alone. What is bound
+// are kept, as many as AttachOptions.gradient_buffer_bytes says; then Push waits. 64 MiB of the memory that chunks had stay for
+// those to come, until the client is destroyed. What is passed to Push, LoadWeights and Pull is used in the course of the call alone. What is bound
 // stays in use until it is bound elsewhere, Detach, or the client's end, also when a step has failed: make it before the client.
 //
 // Errors: absl::Status with the daemon's code and message. A call refused for its arguments or its place in the
@@ -113,6 +113,12 @@ struct AttachOptions {
   // through host memory. NOT_FOUND, FAILED_PRECONDITION: there is no such GPU, or no fit driver; or for kNccl no fit
   // libnccl.so.2, of this process or else of the system.
   std::optional<int> gpu = {};
+  // How much of a step's gradients may wait in host memory for the daemon to take it; beyond that Push waits, and keeps a chunk
+  // more. It does not wait for ever, whatever the other ranks push first: not where the daemon asks for a gradient that is not
+  // pushed yet; and where the daemon has taken nothing for gradient_wait_s, a line says so, and Push waits no more in this
+  // session. On several daemons a share of the bytes for each.
+  uint64_t gradient_buffer_bytes = uint64_t{1} << 30;
+  double gradient_wait_s = 30;
   // How long to wait for the end of a step that is open without this rank, as long as the daemon answers.
   double join_timeout_s = 3600;
   // What this rank holds of the run's tensors, by tensor. All that it registers, pushes and gets back is of its shards

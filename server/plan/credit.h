@@ -1,8 +1,8 @@
 // How many bytes of gradients a rank may have under way, which is its window of the plan: a sixteenth of a step's
 // gradients, at least kLeastCredit and one chunk, and at most what the daemon's configuration allows
 // (limits.credit_bytes). What is under way need only last from a chunk's departure to its sum, which is no matter of the
-// model's size; kLeastCredit is what 10 Gbit/s carry in 3 ms. A client keeps what finds no credit, so no backward waits
-// for any; and no step waits for ever with little (step/reduction_tracker.h).
+// model's size; kLeastCredit is what 10 Gbit/s carry in 3 ms. A client keeps what finds no credit, so that backward need
+// not wait for any; and no step waits for ever with little (step/reduction_tracker.h).
 //
 // A rank that holds a shard of the model sends less than all gradients, and its credit is a larger share of that: which
 // shards there are is known when ranks attach, after the plan is made.

@@ -1,6 +1,7 @@
 // What clients tell people (ClientOptions::log), kept for a test.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -16,13 +17,13 @@ namespace ballast {
 class ToldLines {
  public:
   std::unique_ptr<Client> Connect(const std::string& server) {
-    return Client::Connect({.server = server,
-                            .log =
-                                [this](const std::string& line) {
-                                  absl::MutexLock lock(&mu_);
-                                  lines_.push_back(line);
-                                }})
-        .value();
+    return Client::Connect({.server = server, .log = log()}).value();
+  }
+  std::function<void(const std::string&)> log() {
+    return [this](const std::string& line) {
+      absl::MutexLock lock(&mu_);
+      lines_.push_back(line);
+    };
   }
   std::vector<std::string> lines() {
     absl::MutexLock lock(&mu_);

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -103,3 +105,41 @@ def test_without_a_driver_nothing_is_announced(client: _core.Client) -> None:
         queue.announce(0, 0)
     queue.cancel(0)
     del kept
+
+
+@pytest.fixture
+def full(run: str) -> Iterator[tuple[Daemon, _core.Client, _core.PushQueue, Tensor]]:
+    """A queue whose push waits for a daemon that takes nothing, and what it pushes."""
+    weight = torch.nn.Parameter(torch.ones(8 << 20))
+    options: dict[str, Any] = {"gradient_buffer_bytes": 0, "gradient_dtype": "fp32", "reconnect_timeout": 60}
+    with Daemon() as daemon:
+        optimizer = ballast.SGD([("weight", weight)], 0.1, server=daemon.server, run=run, **options)
+        weight.sum().backward()
+        optimizer.step()
+        session = optimizer._membership.session
+        assert session is not None
+        client, gradient = session._client, torch.ones_like(weight)
+        client.begin_step([], 1.0, 1)
+        queue = client.push_queue()
+        daemon.freeze()
+        queue.put(0, gradient.data_ptr(), gradient.nbytes)
+        queue.arrive(0)
+        assert not queue.await_pushed(1, 0.2)
+        yield daemon, client, queue, gradient
+        daemon.thaw()
+
+
+def test_a_push_that_waits_for_the_daemon_ends_when_its_client_is_closed(
+    full: tuple[Daemon, _core.Client, _core.PushQueue, Tensor],
+) -> None:
+    daemon, client, queue, gradient = full
+    client.close()
+    assert queue.await_pushed(1, 0)
+
+
+def test_a_push_that_waits_for_the_daemon_ends_when_it_is_dropped(
+    full: tuple[Daemon, _core.Client, _core.PushQueue, Tensor],
+) -> None:
+    daemon, client, queue, gradient = full
+    queue.drop()
+    until_raised(queue, 1)

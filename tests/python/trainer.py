@@ -77,6 +77,31 @@ def interrupted(server: str, run: str) -> None:
     say(f"step {optimizer.last_result.step} {optimizer.last_result.outcome}")
 
 
+def full(server: str, run: str) -> None:
+    """Is interrupted in a backward() that waits for a daemon which takes nothing, and ends the step."""
+    weight = torch.nn.Parameter(torch.ones(1 << 23))
+    options: dict[str, Any] = {"gradient_buffer_bytes": 0, "gradient_dtype": "fp32", "reconnect_timeout": 60}
+    optimizer = ballast.SGD([("weight", weight)], 0.1, server=server, run=run, **options)
+    optimizer.connect()
+    say("connected")
+    hear()
+    handle = weight.register_hook(lambda gradient: say("backward"))
+    try:
+        weight.sum().backward()
+        say("no interrupt")
+    except KeyboardInterrupt:
+        say("interrupted")
+    handle.remove()
+    hear()
+    optimizer.step()
+    if optimizer.last_result is None:  # the signal came before the gradient was pushed
+        weight.sum().backward()
+        optimizer.step()
+    torch.testing.assert_close(weight, torch.full_like(weight, 0.9))
+    assert optimizer.last_result is not None
+    say(f"step {optimizer.last_result.step} {optimizer.last_result.outcome}")
+
+
 def left_open(server: str, run: str) -> None:
     """Ends without closing its optimizer."""
     layers = layered(seed=1)

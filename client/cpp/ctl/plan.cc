@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
@@ -8,6 +10,12 @@
 
 namespace ballast::ctl {
 namespace {
+
+// What a client keeps unless it is told otherwise.
+uint64_t MostUnsent(const v1::RunSpec& spec, const v1::RunPlan& plan) {
+  const uint64_t micros = std::max(1u, spec.accumulation());
+  return std::min(plan.trainer_buffer_bytes() * micros, AttachOptions().gradient_buffer_bytes);
+}
 
 void Print(const v1::RunSpec& spec, const v1::RunPlan& plan, std::ostream& out) {
   out << Grouped(plan.parameters()) << " parameters in " << Grouped(plan.tensors()) << " tensors of "
@@ -34,9 +42,10 @@ void Print(const v1::RunSpec& spec, const v1::RunPlan& plan, std::ostream& out) 
     row("", "versions that readers follow, in host memory, at most", plan.server().following());
   row("", "client_state, at most", plan.server().client_state());
   row("", "total", TotalBytes(plan.server()));
+  const uint64_t unsent = MostUnsent(spec, plan);
   row("trainer", "weights", plan.trainer_weight_bytes());
-  row("", "unsent gradients, at most", plan.trainer_buffer_bytes());
-  row("", "total", plan.trainer_weight_bytes() + plan.trainer_buffer_bytes());
+  row("", "unsent gradients, at most", unsent);
+  row("", "total", plan.trainer_weight_bytes() + unsent);
   row("wire", "gradients, a step and rank", plan.wire_push_bytes());
   row("", "weights, a step and rank", plan.wire_pull_bytes());
   row("", "total", plan.wire_push_bytes() + plan.wire_pull_bytes());

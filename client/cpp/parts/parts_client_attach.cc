@@ -41,6 +41,7 @@ absl::StatusOr<Attachment> PartsClient::AttachPart(uint32_t part, AttachOptions 
   options.spec_sha256 = hashes.size() == parts() ? hashes[part] : "";
   options.shards = SplitShards(whole_.placement, options.shards)[part];
   options.takeover = options.takeover || held_[part];
+  options.gradient_buffer_bytes /= parts();
   auto attachment = daemons_[part]->Attach(options);
   if (attachment.ok()) held_[part] = true;
   return attachment;
@@ -219,7 +220,7 @@ absl::StatusOr<bool> PartsClient::Align(const AttachOptions& options, std::vecto
   const auto earlier = [](const Attachment& a, const Attachment& b) { return a.resume_step < b.resume_step; };
   const auto [least, most] = std::minmax_element(attachments->begin(), attachments->end(), earlier);
   const uint64_t first = least->resume_step, last = most->resume_step;
-  if (first == last) return false;
+  if (first == last) return GoBackIfTorn(Merge(*attachments), *attachments);  // as another rank has made it so
   if (last - first == 1) {
     // A step that some have closed without the others: torn, as a step that a lost process leaves. Of several ranks,
     // another one may be closing it on the others right now: then it is gone back from when all have.

@@ -43,6 +43,9 @@ class OpenStep {
   void Push(uint32_t tensor, std::vector<std::string> chunks, Freed* freed);
   // All that was pushed has been handed to the transport.
   bool all_sent() const { return buffer_.all_sent(); }
+  uint64_t kept_bytes() const { return buffer_.bytes(); }  // of gradients, in the client's own memory
+  // The daemon goes on with a chunk that is still to be pushed.
+  bool lacks_wanted() const { return wanted_ && !buffer_.has(*wanted_); }
   // Whether a chunk that is pushed now is the next that the wire is to carry, and may go.
   bool MaySendNow(uint64_t bytes, const CreditWindow& credit) const;
   // Push of one chunk of so many bytes that MaySendNow; its payload will be in the room.

@@ -56,6 +56,12 @@ bool RetransmitBuffer::queued(const ChunkRef& id) const {
   return std::find(queue_.begin(), queue_.end(), id) != queue_.end();
 }
 
+bool RetransmitBuffer::has(const ChunkRef& id) const {
+  if (id.micro > micro() || id.tensor >= tensors_) return false;
+  const Entry& entry = entries_[id.micro][id.tensor];
+  return entry.pushed && id.chunk < entry.first + entry.chunks.size();
+}
+
 std::string RetransmitBuffer::Lend(const ChunkRef& id) {
   queue_.erase(std::find(queue_.begin(), queue_.end(), id));
   queued_bytes_ -= Bytes(id);

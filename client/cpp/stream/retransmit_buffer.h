@@ -73,12 +73,15 @@ class RetransmitBuffer {
   bool all_sent() const { return queue_.empty(); }
   const ChunkRef& next() const { return queue_.front(); }
   bool queued(const ChunkRef& id) const;
+  // Whether the chunk was pushed.
+  bool has(const ChunkRef& id) const;
   uint64_t queued_bytes() const { return queued_bytes_; }
   uint64_t Bytes(const ChunkRef& id) const {
     const Entry& entry = entries_[id.micro][id.tensor];
     return entry.chunks[id.chunk - entry.first].size;
   }
-  uint64_t most_bytes() const { return most_bytes_; }  // kept at one time, so far
+  uint64_t bytes() const { return bytes_; }            // kept here, those lent too
+  uint64_t most_bytes() const { return most_bytes_; }  // likewise, at one time, so far
 
   // Of the bytes, as they were when they were sent from a room, which the daemon may write to; 0: not known.
   void SetChecksum(const ChunkRef& id, uint32_t crc32c) { At(id).crc32c = crc32c; }
@@ -128,7 +131,7 @@ class RetransmitBuffer {
   std::vector<Push> order_;                  // of the pushes
   std::deque<ChunkRef> queue_;
   uint64_t queued_bytes_ = 0;
-  uint64_t bytes_ = 0, most_bytes_ = 0;  // kept here, those lent too
+  uint64_t bytes_ = 0, most_bytes_ = 0;
 };
 
 }  // namespace ballast

@@ -3,7 +3,8 @@
 // for writing. Thread-compatible towards its caller; the two threads are its own.
 //
 // A gradient that may leave at once, over a transport that has room for it where the daemon reads it, is copied there by
-// Push, which writes in the writer's place. Any other is copied into the step's buffer, for the writer.
+// Push, which writes in the writer's place. Any other is copied into the step's buffer, for the writer; where that is full,
+// Push waits for the daemon.
 //
 // The reader owns the order of events: it opens the stream, admits the writer when Opened came, sees the stream's end,
 // waits for the writer to let go, and only then asks for the session again.
@@ -167,6 +168,11 @@ class StepStream {
   void Write();
   CreditWindow Allowance() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool HasMore() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // As many gradients wait here as may, and all that the daemon needs of this rank to take them is pushed.
+  bool BufferIsFull() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Until it is not, or the caller is interrupted, or the daemon has taken nothing for too long. Requires that it is.
+  void AwaitRoom() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void LogStandstill(uint64_t kept_bytes) const ABSL_LOCKS_EXCLUDED(mu_);
   bool WriterHasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return HasMore() && !writing_; }
   // Waits for more small gradients, so that the daemon wakes to several. Whoever pushes is not held up.
   void Gather() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -222,6 +228,7 @@ class StepStream {
   bool opened_once_ ABSL_GUARDED_BY(mu_) = false;
   bool takes_small_gradients_ ABSL_GUARDED_BY(mu_) = false;  // Opened says so
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
+  uint64_t waits_after_ ABSL_GUARDED_BY(mu_) = 0;  // step up to which Push keeps what there is, and does not wait
   bool half_closed_ ABSL_GUARDED_BY(mu_) = false;
   absl::Time opened_by_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();  // else the writer cancels the call
   bool leaving_ ABSL_GUARDED_BY(mu_) = false;                           // the destructor runs

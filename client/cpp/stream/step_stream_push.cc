@@ -1,11 +1,13 @@
 // How StepStream takes a gradient in: chunks that may leave at once are copied to where the daemon reads them; of the others
-// it makes a copy, in portions that leave while the next is made.
+// it makes a copy, in portions that leave while the next is made, as long as there may be more.
 
 #include <algorithm>
+#include <limits>
 #include <new>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 
 #include "client/cpp/stream/step_stream.h"
 
@@ -62,6 +64,7 @@ absl::Status StepStream::PushSmall(uint32_t tensor, absl::Span<const std::byte> 
         CutIntoChunks(tensors_, tensor, wire.first_chunk, wire.end_chunk, gradient, &memory_);
     if (auto s = memory_.status(); !s.ok()) return s;
     absl::MutexLock lock(&mu_);
+    if (BufferIsFull()) AwaitRoom();
     if (auto s = MayPush(tensor); !s.ok()) return s;
     step_->Push(tensor, std::move(chunk), freed.get());
     Release(freed.get());
@@ -77,6 +80,7 @@ absl::Status StepStream::PushInPortions(uint32_t tensor, absl::Span<const std::b
     absl::MutexLock lock(&mu_);
     if (auto s = MayPush(tensor); !s.ok()) return s;
   }
+  const uint64_t chunk_bytes = tensors_.chunk_elements() * wire.gradient_element_bytes;
   uint64_t first = wire.first_chunk;
   try {
     do {  // the writer sends what is there, while the next is copied
@@ -84,7 +88,14 @@ absl::Status StepStream::PushInPortions(uint32_t tensor, absl::Span<const std::b
         ++first;
         continue;
       }
-      const uint64_t last = std::min(wire.end_chunk, first + kCutTogether);
+      uint64_t together = 1;
+      if (absl::MutexLock lock(&mu_); first < wire.end_chunk && BufferIsFull()) {
+        AwaitRoom();
+        continue;  // it may leave at once by now
+      } else if (step_ && step_->kept_bytes() + kCutTogether * chunk_bytes <= options_.gradient_buffer_bytes) {
+        together = kCutTogether;
+      }
+      const uint64_t last = std::min(wire.end_chunk, first + together);
       std::vector<std::string> chunks = CutIntoChunks(tensors_, tensor, first, last, gradient, &memory_);
       FreedChunks freed(&memory_);
       if (auto s = memory_.status(); !s.ok()) FailAndLeave(s);  // a part of the gradient may have left
@@ -100,6 +111,40 @@ absl::Status StepStream::PushInPortions(uint32_t tensor, absl::Span<const std::b
     return none;
   }
   return absl::OkStatus();
+}
+
+bool StepStream::BufferIsFull() const {
+  return step_ && status_.ok() && step_number_ > waits_after_ && !step_->all_sent() && !step_->lacks_wanted() &&
+         step_->kept_bytes() >= options_.gradient_buffer_bytes;
+}
+
+// The daemon takes nothing while it waits for a rank that is behind. That one may wait for this rank: in a collective call
+// between two gradients that the ranks make in different orders.
+void StepStream::AwaitRoom() {
+  const auto room = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return !BufferIsFull(); };
+  uint64_t least = step_->kept_bytes();
+  absl::Time since = SteadyNow();
+  while (!mu_.AwaitWithTimeout(absl::Condition(&room), Connection::kInterruptGlance)) {
+    if (!open_ || step_->kept_bytes() < least) {  // a lost connection comes back, or the client fails
+      least = step_->kept_bytes();
+      since = SteadyNow();
+    }
+    const bool stands_still = SteadyNow() - since >= absl::Seconds(options_.gradient_wait_s);
+    if (stands_still) waits_after_ = std::numeric_limits<uint64_t>::max();
+    mu_.Unlock();
+    if (stands_still) LogStandstill(least);
+    const bool interrupted = connection_.Interrupted();
+    mu_.Lock();
+    if (interrupted) waits_after_ = std::max(waits_after_, step_number_);
+  }
+}
+
+void StepStream::LogStandstill(uint64_t kept_bytes) const {
+  connection_.Log(
+      absl::StrFormat("rank %d of run '%s': %d bytes of gradients wait here, and the daemon has taken none for %g s: "
+                      "from now on as many are "
+                      "kept as there are (gradient_buffer_bytes), in case another rank waits for this one",
+                      options_.rank, options_.run_id, kept_bytes, options_.gradient_wait_s));
 }
 
 bool StepStream::AwaitTurn() {

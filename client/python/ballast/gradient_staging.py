@@ -179,13 +179,14 @@ class GradientStaging:
 
         return flush_and_act
 
-    def send(self, index: int, gradient: Tensor) -> None:
-        """gradient: contiguous, as it is sent, in host memory or where it is_staged() from."""
+    def send(self, index: int, gradient: Tensor) -> BaseException | None:
+        """gradient: contiguous, as it is sent, in host memory or where it is_staged() from. Returns what Ctrl-C has raised while
+        it was sent, which it is."""
         if is_staged(gradient):
             self.put(index, gradient)
-        else:
-            self.flush()
-            self._client.push(index, gradient.data_ptr(), gradient.nbytes)
+            return None
+        self.flush()
+        return self._client.push(index, gradient.data_ptr(), gradient.nbytes)
 
     def put(self, index: int, gradient: Tensor) -> None:
         self._refuse_half_dropped()

@@ -96,8 +96,7 @@ class RunOptions(TypedDict, total=False):
         weights and moments, and of every how many steps, 50 by default; the run can be rewound to them. See Optimizer.rewind.
     checkpoint_every_steps, checkpoint_every_seconds: when a daemon that has storage writes the run to its disk, so that it
         survives the daemon: after each step that is a multiple of the one; so many seconds after the last time; or both.
-        Neither: every 600 seconds. By a daemon without storage they are refused, and so is checkpoints_kept. See
-        Optimizer.checkpoint.
+        Neither: every 600 seconds. A daemon without storage refuses them and checkpoints_kept. See Optimizer.checkpoint.
     checkpoints_kept: how many stay there, the newest, from 2 to 100. None: 2.
     durability: what a crash of the daemon takes. "checkpoint": the steps since the last one; "journal": the last steps, at
         most journal_steps; "journal_sync": none whose step() has returned. With a journal the daemon also writes each
@@ -140,19 +139,19 @@ class RunOptions(TypedDict, total=False):
         to go on after a failure.
     takeover: fence a live trainer that holds this rank, instead of being refused.
     seed: of the stochastic rounding. Same gradients, names and seed: same bits.
-    rank, world: which of how many trainers this is; default: those of torch.distributed where it is initialized, else 0
+    rank, world (world_size): which of how many trainers this is; default: those of torch.distributed where initialized, else 0
         of 1. Each step is made of the mean of all ranks' gradients, and step() returns when every rank has ended it.
         Rank 0 uploads the weights; the others must begin with the same, and send their digests.
-    world_size: another name of world.
     max_world: how many ranks a run of sharded parameters may come to have, when more go on with it than have begun it: the
         daemon reserves memory for so many. Default: world.
     transport: "auto": gradients and weights go through memory shared with the daemon where it is on the same host,
         else over "grpc". "shm": refuse to go on without it. "gpu": likewise, of a model on one GPU, in memory of the daemon's GPU
         if that can be. "nccl": to a daemon's GPU anywhere by NCCL if that can be, else as "auto". Neither has yet run on a GPU.
-    connect_timeout, reconnect_timeout: seconds to wait for the daemon in the constructor, 3 by default, and for one that was
-        lost afterwards, in a step or beside it; 15.
+    connect_timeout, reconnect_timeout: seconds to wait for the daemon in the constructor, 3, and for one that was lost later, 15.
     join_timeout: seconds to wait, when joining the run, for the end of a step that is being made without this trainer; 3600
         by default. Longer than a step may be.
+    gradient_buffer_bytes: how much of a step's gradients may wait in host memory for the daemon to take it, 1 GiB by default.
+        Beyond that backward() waits: for a daemon that is slower than backward, and for trainers that are behind.
     """
 
     server: str | None
@@ -206,6 +205,7 @@ class RunOptions(TypedDict, total=False):
     connect_timeout: float
     reconnect_timeout: float
     join_timeout: float
+    gradient_buffer_bytes: int
 
 
 @functools.cache

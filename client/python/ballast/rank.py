@@ -28,6 +28,7 @@ class Rank:
     takeover: bool = False
     transport: str = "auto"
     join_timeout: float = 3600.0
+    gradient_buffer_bytes: int = 1 << 30
     world_given: bool = True
     start_over: bool = False
     most: int = 1
@@ -50,9 +51,9 @@ def launched() -> int:
 
 
 def rank_of(options: Mapping[str, Any]) -> Rank:
-    """From the options run, rank, world or world_size, max_world, takeover, transport, join_timeout and start_over. Rank and world
-    that are not given are those of torch.distributed where it is initialized, else 0 and 1. Rejected where there are several ranks,
-    and nothing says which this is."""
+    """From the options run, rank, world or world_size, max_world, takeover, transport, join_timeout, gradient_buffer_bytes and
+    start_over. Rank and world that are not given are those of torch.distributed where it is initialized, else 0 and 1. Rejected
+    where there are several ranks, and nothing says which this is."""
     world, alias = options.get("world"), options.get("world_size")
     if world is not None and alias is not None and world != alias:
         raise Rejected(f"world={world} and world_size={alias}: they are one and the same; give one of them")
@@ -74,6 +75,7 @@ def rank_of(options: Mapping[str, Any]) -> Rank:
         _switch("takeover", options.get("takeover", False)),
         _transport(options.get("transport", "auto")),
         seconds("join_timeout", options.get("join_timeout", Rank.join_timeout)),
+        _count("gradient_buffer_bytes", options.get("gradient_buffer_bytes"), Rank.gradient_buffer_bytes, 0),
         world is not None,
         _start_over(options, world),
         _most(options, count),

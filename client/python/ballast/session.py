@@ -86,11 +86,11 @@ class Session(Amending):
         sharded = self.description.sharded
         shards = [None if b.shard is None else b.shard.wire for b in self._bindings] if sharded else None
         wait_s, join_s, spec = _LEASE_WAIT_S, rank.join_timeout, self._spec_sha256
-        transport = rank.transport if self._gpu is None else "shm"
+        transport, ends = rank.transport if self._gpu is None else "shm", (self._gpu, rank.gradient_buffer_bytes)
         self._attached = False
         try:
             attached = client.attach(
-                rank.run, rank.number, rank.world, rank.takeover, wait_s, transport, join_s, shards, spec, self._gpu
+                rank.run, rank.number, rank.world, rank.takeover, wait_s, transport, join_s, shards, spec, *ends
             )
         except Rejected as error:
             refuse_amended(error, client, rank, self._spec_sha256)
@@ -103,7 +103,7 @@ class Session(Amending):
         self._marked: set[int] = set()  # tensors whose graphs of this step were made stale
         self._open: list[_core.PendingStep | None] = []  # what begin_step and end_step have returned for the open step
         self._leaving = False  # its end was asked for, and what is known of its gradients is to go
-        self._finished_unheard = False
+        self.finished_unheard = False  # the wait for the last step was interrupted, and its end came nevertheless
         self._clipping.clear()
         self._awaited: set[int] | None = None  # of a step that nobody waited for: tensors whose weights are in
         self.last_result: StepResult | None = None
@@ -182,11 +182,6 @@ class Session(Amending):
         """Whether the open step was ended, and its result is not in yet."""
         return len(self._open) > 1
 
-    def take_unheard(self) -> bool:
-        """Whether the wait for the last step was interrupted, and its end came nevertheless: once."""
-        unheard, self._finished_unheard = self._finished_unheard, False
-        return unheard
-
     def _call(self, call: Callable[..., _core.PendingStep | None], *values: Any) -> None:
         """Keeps in _open what it returns, before Python does anything else: Ctrl-C, which raises then, finds the step here as it
         is with the client."""
@@ -260,17 +255,19 @@ class Session(Amending):
                 "FAILED_PRECONDITION",
             )
 
-    def push(self, parameter: Tensor, grad: Tensor) -> None:
-        """Sends a gradient. From here on, in the last micro-batch, the parameter may be overwritten until the step's end."""
+    def push(self, parameter: Tensor, grad: Tensor) -> BaseException | None:
+        """Sends a gradient. From here on, in the last micro-batch, the parameter may be overwritten until the step's end. Returns
+        what Ctrl-C has raised in a wait for the daemon, for the caller to raise when he has noted that the gradient is sent.
+        """
         binding = self._by_id[id(parameter)]
         gradient = binding.gradient(grad, self._loss_scale, self._losses, self.step)
         self._changes.before_gradient(self.weights, binding)
         self.weights.follow([binding])
-        if binding.contributes:
-            self._staging.send(binding.index, gradient)
+        raised = self._staging.send(binding.index, gradient) if binding.contributes else None
         self.micro_batches.add(binding.index)
         if not self.staged and self.micro_batches.last:
             self._mark(binding)
+        return raised
 
     def _mark(self, binding: Binding) -> None:
         if binding.index not in self._marked:
@@ -318,20 +315,19 @@ class Session(Amending):
     def finish(self, all_may_be_read: bool = True) -> StepResult:
         """Waits for the result of the ended step and for its weights. Rejected, when all that is done, if they have overwritten
         others than the last step's. all_may_be_read: it is the caller who waits, and not one module's forward, or a
-        backward(), whose own are read already.
-
-        Ctrl-C is raised when the end that comes soon is in, so that who loads a checkpoint then finds no step open that would
-        overwrite it. Where it does not come, finish() is to be called again."""
+        backward(), whose own are read already. Ctrl-C is raised when the end that comes soon is in, so that no step is open
+        that would overwrite a checkpoint which is loaded then; where none comes, finish() is to be called again."""
         pending = self._open[-1] if self.ended else None
         assert pending is not None, "end() comes first"
         if self._leaving:  # Ctrl-C came before
             self._leave()
+        self.finished_unheard = False
         try:
             fields = fields_of(pending, self._ranks.patience("its end, of which all ranks are part", self.step))
         except KeyboardInterrupt:
             if (soon := fields_within(pending, _INTERRUPTED_S)) is not None:
                 self._take_in(soon, all_may_be_read)
-                self._finished_unheard = True
+                self.finished_unheard = True
             raise
         return self._take_in(fields, all_may_be_read)
 

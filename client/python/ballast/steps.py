@@ -131,8 +131,10 @@ class Steps(StepOutcomes):
         session.admit(parameter, name, self._announced.final)
         if not session.begun:
             session = self.begin(session)
-        session.push(parameter, grad)
+        raised = session.push(parameter, grad)
         self._sent.mark(parameter, grad, name, session.staged)
+        if raised is not None:
+            raise raised
 
     def before_read(self, parameters: Iterable[Tensor], forward: bool = True) -> None:
         """These parameters are about to be read: waits for weights that are on their way. Rejected if a forward reads them, and
@@ -262,11 +264,13 @@ class Steps(StepOutcomes):
         if session is not None:
             self._parameters.refuse_edited(self._optimized.param_groups)
         begun = session is not None and session.begun
-        waits_on = session is not None and (session.take_unheard() or session.ended)
+        waits_on = session is not None and (session.ended or session.finished_unheard)
         self._empty = not begun and (self._overlap or not waits_on)
         if not begun:  # what Ctrl-C has left of one that was ended
             self._sent.clear()
         if session is None or not session.step_open:
+            if session is not None:
+                session.finished_unheard = False
             self._check_in_place()
             self._unpaired.tell()
             return None

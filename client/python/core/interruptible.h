@@ -31,12 +31,15 @@ enum class CallState { kRuns, kEnded, kLeft };
 
 // The state of the call that this thread was started for.
 inline thread_local std::shared_ptr<const std::atomic<CallState>> call_of_thread;
+// Likewise of a thread of its own that pushes: whether what it does is to be over soon.
+inline thread_local const std::atomic<bool>* hurries_thread = nullptr;
 // True in a thread that waits in UnlockedTransfer. Others may outlive the interpreter, and do not ask it.
 inline thread_local bool heeds_signals = false;
 
 // Whether nobody waits any more for what this thread does: a signal's handler raised, as Ctrl-C's does.
 inline bool SignalRaised() {
   if (call_of_thread != nullptr) return *call_of_thread == CallState::kLeft;
+  if (hurries_thread != nullptr) return *hurries_thread;
   if (!heeds_signals) return false;
   const LockTaken locked;
   return PyErr_CheckSignals() != 0;

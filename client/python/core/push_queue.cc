@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <deque>
 #include <new>
 #include <utility>
@@ -13,6 +14,7 @@
 #include "absl/time/time.h"
 
 #include "client/python/core/interpreter_lock.h"
+#include "client/python/core/interruptible.h"
 #include "client/python/core/py_client.h"
 #include "client/python/core/status_error.h"
 
@@ -35,6 +37,7 @@ struct PushQueue::State {
   void Arrive(uint64_t number);
   void DropAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
     for (Gradient& gradient : gradients) gradient.dropped = true;
+    hurries = true;
   }
   bool HasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
     return stopped || (!gradients.empty() && gradients.front().arrived);
@@ -47,6 +50,7 @@ struct PushQueue::State {
   uint64_t counted ABSL_GUARDED_BY(mu) = 0;
   bool pushing ABSL_GUARDED_BY(mu) = false;  // the first
   bool stopped ABSL_GUARDED_BY(mu) = false;
+  std::atomic<bool> hurries = false;  // the push under way is not to wait for the daemon
   absl::Status failed ABSL_GUARDED_BY(mu);
 };
 
@@ -64,10 +68,12 @@ LaunchHostFunction FindLaunch() {
 }  // namespace
 
 void PushQueue::State::Run() {
+  hurries_thread = &hurries;
   absl::MutexLock lock(&mu);
   for (;;) {
     mu.Await(absl::Condition(this, &State::HasWork));
     if (stopped) return;
+    hurries = false;
     const Gradient gradient = gradients.front();
     absl::Status pushed;
     if (!gradient.dropped && failed.ok()) {
@@ -122,6 +128,7 @@ std::function<void()> PushQueue::stop() const {
     if (state == nullptr) return;
     absl::MutexLock lock(&state->mu);
     state->stopped = true;
+    state->hurries = true;
     state->mu.Await(absl::Condition(state.get(), &State::IsIdle));
   };
 }

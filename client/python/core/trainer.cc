@@ -46,7 +46,7 @@ Shards MakeShards(const ShardTuples& tuples) {
 
 nb::dict Attach(const PyClient& self, const std::string& run_id, uint32_t rank, uint32_t world, bool takeover,
                 double wait_s, const std::string& transport, double join_timeout_s, const ShardTuples& shards,
-                const std::string& spec_sha256, std::optional<int> gpu) {
+                const std::string& spec_sha256, std::optional<int> gpu, uint64_t gradient_buffer_bytes) {
   const TransportChoice wish = transport == "grpc"   ? TransportChoice::kGrpc
                                : transport == "shm"  ? TransportChoice::kShm
                                : transport == "nccl" ? TransportChoice::kNccl
@@ -57,6 +57,7 @@ nb::dict Attach(const PyClient& self, const std::string& run_id, uint32_t rank, 
   options.shards = MakeShards(shards);
   options.spec_sha256 = spec_sha256;
   options.gpu = gpu;
+  options.gradient_buffer_bytes = gradient_buffer_bytes;
   const auto attach = [options](Client& client) {
     // What this process holds of an attachment whose answer Ctrl-C has kept from it is nothing. A rewind has ended its own, and
     // Attach is to know of it.
@@ -219,8 +220,15 @@ void BeginStep(const PyClient& self, const Groups& groups, double loss_scale, ui
   OrThrow(Unlocked([&, client = self.Get()] { return client->BeginStep(values); }));
 }
 
-void Push(const PyClient& self, uint32_t tensor, Address address, uint64_t bytes) {
-  OrThrow(Unlocked([&, client = self.Get()] { return client->Push(tensor, BytesAt(address, bytes)); }));
+// Returns what a signal's handler has raised meanwhile, which ends a wait for the daemon: the gradient is pushed nevertheless.
+nb::object Push(const PyClient& self, uint32_t tensor, Address address, uint64_t bytes) {
+  heeds_signals = true;
+  const absl::Status pushed = Unlocked([&, client = self.Get()] { return client->Push(tensor, BytesAt(address, bytes)); });
+  heeds_signals = false;
+  nb::object raised = nb::none();
+  if (PyErr_Occurred() != nullptr) raised = nb::borrow(nb::python_error().value());
+  OrThrow(pushed);
+  return raised;
 }
 
 PushQueue MakePushQueue(const PyClient& self) {
@@ -260,7 +268,8 @@ void BindTrainer(nb::class_<PyClient>& client) {
   client
       .def("attach", &Attach, arg("run_id"), arg("rank"), arg("world"), arg("takeover"), arg("wait_s"),
            arg("transport") = "auto", arg("join_timeout_s") = AttachOptions().join_timeout_s,
-           arg("shards").none() = nb::none(), arg("spec_sha256") = "", arg("gpu").none() = nb::none())
+           arg("shards").none() = nb::none(), arg("spec_sha256") = "", arg("gpu").none() = nb::none(),
+           arg("gradient_buffer_bytes") = AttachOptions().gradient_buffer_bytes)
       .def_prop_ro("step", &Step)
       .def_prop_ro("shares_gpu", [](const PyClient& self) { return self.Get()->shares_gpu(); })
       .def("check_status", &CheckStatus)
