@@ -232,6 +232,30 @@ TEST(PartsRecoveryTest, ATornStepIsUndoneWhereTheRunSaysSo) {
   EXPECT_EQ(attached->resume_step, 3u);
 }
 
+// Rank 1 comes back first, and has the step close where it was not made.
+TEST(PartsRecoveryTest, ATornStepIsUndoneByRank0WhenItComesBackLast) {
+  Training training = WithSnapshots();
+  training.world = 2;
+  training.spec.set_ranks(2);
+  training.spec.set_rank_timeout_s(0.1);
+  training.spec.set_on_torn(v1::TORN_POLICY_REWIND);
+  Daemons daemons(2, Impatient());
+  {
+    PartsRank first(daemons.addresses(), training, 0), second(daemons.addresses(), training, 1);
+    ASSERT_EQ(first.Join(), absl::OkStatus());
+    ASSERT_EQ(second.Join(), absl::OkStatus());
+    std::thread trains([&] { second.Train(1, 3); });
+    first.Train(1, 3);
+    trains.join();
+  }
+  RewindOne(daemons[1], 2);
+  PartsRank second(daemons.addresses(), training, 1), first(daemons.addresses(), training, 0);
+  ASSERT_TRUE(second.Attach().ok());
+  const auto attached = first.Attach();
+  ASSERT_TRUE(attached.ok()) << attached.status();
+  EXPECT_EQ(attached->resume_step, 3u);
+}
+
 TEST(PartsRecoveryTest, WhereNoStepIsOnAllDaemonsEachIsNamed) {
   const Training training{.spec = DozenTensors(), .steps = 3};
   Daemons daemons(2);
