@@ -264,7 +264,7 @@ absl::StatusOr<Attachment> DaemonClient::Attach(const AttachOptions& options) {
         return transports.Open(granted);
       },
       *gpu);
-  if (!stream.ok()) return stream.status();
+  if (!stream.ok()) return Explain(stream.status(), options.run_id);  // the daemon may have been started anew since
   stream_ = *std::move(stream);
   run_id_ = options.run_id;
   takes_load_batches_ = grant->takes_load_batches();

@@ -112,6 +112,16 @@ TEST(CheckpointsTest, ARunThatWasReadBackFromTheDiskIsFollowedAsARewind) {
   EXPECT_EQ(next->result.step(), 121u);
 }
 
+TEST(CheckpointsTest, ADaemonThatIsRestartedBetweenAttachAndTheStreamHasRewoundTheRun) {
+  FakeDaemon daemon;
+  Trainer trainer(daemon.address());
+  daemon.RestartAtTrain(120);
+  const absl::Status told = trainer.Attach();
+  EXPECT_EQ(RewoundTo(told), 120u) << told;
+  ASSERT_TRUE(trainer.Attach().ok());
+  EXPECT_TRUE(trainer.Step().ok());
+}
+
 // A daemon that is killed again as it comes back, by whoever restarts it too, has neither lost the run nor kept it.
 TEST(CheckpointsTest, ADaemonThatIsGoneAgainBeforeItCanTellIsAskedAgain) {
   const FakeDaemon::Refusal gone{{grpc::StatusCode::UNAVAILABLE, "Connection reset by the test"}};

@@ -82,6 +82,11 @@ class FakeDaemon final : public v1::TrainerService::Service {
   void ForgetRun();
   // The same, but a run of that name is there at this step, for an Attach without a token: from the disk, or another one.
   void ReadRunBack(uint64_t step, const std::string& restored = "/disk/checkpoint-3");
+  // Is started anew, and has read the run back at this step, when the next stream opens: its session is not known.
+  void RestartAtTrain(uint64_t step) {
+    absl::MutexLock lock(&mu_);
+    restarts_at_ = step;
+  }
   // Goes on at this step, as if the steps before it had closed meanwhile, ABORTED, for the other ranks.
   void SetStep(uint64_t step) {
     absl::MutexLock lock(&mu_);
@@ -154,6 +159,7 @@ class FakeDaemon final : public v1::TrainerService::Service {
   }
   static grpc::Status Tell(grpc::ServerContext*, std::deque<Refusal>* refusals);
   using Responses = std::vector<v1::TrainResponse>;
+  grpc::Status Restart() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   grpc::Status Take(const v1::TrainRequest& request, Responses* out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   grpc::Status OnOpen(const v1::Open& open, Responses* out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   grpc::Status OnBegin(const v1::StepBegin& begin) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -180,7 +186,7 @@ class FakeDaemon final : public v1::TrainerService::Service {
   std::vector<uint64_t> digests_ ABSL_GUARDED_BY(mu_);
   std::deque<v1::TrainResponse> injected_ ABSL_GUARDED_BY(mu_);
   bool forgot_ ABSL_GUARDED_BY(mu_) = false;
-  std::optional<uint64_t> read_back_ ABSL_GUARDED_BY(mu_);
+  std::optional<uint64_t> read_back_ ABSL_GUARDED_BY(mu_), restarts_at_ ABSL_GUARDED_BY(mu_);
   std::string restored_ ABSL_GUARDED_BY(mu_);
   int streams_ ABSL_GUARDED_BY(mu_) = 0;
   grpc::ServerContext* context_ ABSL_GUARDED_BY(mu_) = nullptr;  // of the latest stream

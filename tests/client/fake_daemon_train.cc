@@ -14,6 +14,13 @@ grpc::Status Refuse(const std::string& what) { return {grpc::StatusCode::FAILED_
 
 }  // namespace
 
+grpc::Status FakeDaemon::Restart() {
+  forgot_ = true;
+  read_back_ = std::exchange(restarts_at_, std::nullopt);
+  restored_ = "/disk/checkpoint-3";
+  return {grpc::StatusCode::NOT_FOUND, "no session has this token; Attach first"};
+}
+
 grpc::Status FakeDaemon::Train(grpc::ServerContext* context, Stream* stream) {
   {
     absl::MutexLock lock(&mu_);
@@ -28,7 +35,9 @@ grpc::Status FakeDaemon::Train(grpc::ServerContext* context, Stream* stream) {
     {
       absl::MutexLock lock(&mu_);
       const bool refused = request.has_open() && !train_refusals_.empty();
-      status = refused ? Tell(context, &train_refusals_) : Take(request, &responses);
+      status = refused                              ? Tell(context, &train_refusals_)
+               : request.has_open() && restarts_at_ ? Restart()
+                                                    : Take(request, &responses);
       for (const v1::TrainResponse& response : responses) {
         if (seen_.sent++ == options_.cut_at_sent) status = Cut();
         if (status.ok()) stream->Write(response);
