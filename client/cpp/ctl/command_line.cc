@@ -117,12 +117,18 @@ bool TakesValue(const std::vector<Command>& commands, const std::string& name) {
   return AnyFlag(commands, name, [](const std::string& value) { return !value.empty(); });
 }
 
-// The last value counts; of a flag that may come again, all do.
-void Take(const std::vector<Command>& commands, const std::string& name, const std::string& value,
-          std::map<std::string, std::string>* flags) {
+// The last value counts; of a flag that may come again, all do. No flag means anything by an empty value, which is what a
+// shell makes of a variable that is not set: what was meant by it must not be taken for a flag left out.
+absl::Status Take(const std::vector<Command>& commands, const std::string& name, const std::string& value,
+                  std::map<std::string, std::string>* flags) {
+  if (value.empty() && TakesValue(commands, name)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--", name, " is empty: give it a value, or leave it out; is a variable of the shell not set?"));
+  }
   const bool repeats = AnyFlag(commands, name, [](const std::string& v) { return v.ends_with("..."); });
   std::string& taken = (*flags)[name];
   taken = repeats && !taken.empty() ? absl::StrCat(taken, ",", value) : value;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<Sorted> Sort(const std::vector<Command>& commands, const std::vector<std::string>& words) {
@@ -135,15 +141,17 @@ absl::StatusOr<Sorted> Sort(const std::vector<Command>& commands, const std::vec
     }
     const size_t equals = word.find('=');
     const std::string name = word.substr(2, equals == std::string::npos ? equals : equals - 2);
+    absl::Status taken;
     if (equals != std::string::npos) {
-      Take(commands, name, word.substr(equals + 1), &sorted.flags);
+      taken = Take(commands, name, word.substr(equals + 1), &sorted.flags);
     } else if (!TakesValue(commands, name)) {
       sorted.flags[name] = "true";
     } else if (i + 1 < words.size()) {
-      Take(commands, name, words[++i], &sorted.flags);
+      taken = Take(commands, name, words[++i], &sorted.flags);
     } else {
-      return absl::InvalidArgumentError(absl::StrCat("--", name, " needs a value"));
+      taken = absl::InvalidArgumentError(absl::StrCat("--", name, " needs a value"));
     }
+    if (!taken.ok()) return taken;
   }
   if (sorted.rest.empty()) return sorted;
   std::vector<std::string> names;
