@@ -108,6 +108,13 @@ def test_a_trainer_with_a_token_trains_its_runs_and_no_other(daemon, operator, t
     assert token.read_text().strip() not in daemon.log.read_text()
 
 
+def test_who_brings_no_token_is_told_so_by_every_command(daemon):
+    for command in ("status", "doctor"):
+        said = ctl(daemon, None, command)
+        assert said.returncode == 1 and "the daemon wants a token" in said.stdout + said.stderr, said
+    assert "OK    reachable" in said.stdout and "--token-file or BALLAST_TOKEN_FILE" in said.stdout, said.stdout
+
+
 def test_a_dashboard_sees_and_does_not_touch(daemon, operator):
     take_in(daemon, lambda: operator.give("watcher", "shown", "observe"))
     watcher, admin = operator.folder / "watcher.token", operator.folder / "operator.token"

@@ -232,6 +232,18 @@ struct Examination {
   }
 };
 
+// Of a daemon that answers, and not what it was asked.
+std::vector<Finding> NotTold(const std::string& server, const absl::Status& why) {
+  if (!absl::IsUnauthenticated(why) && !absl::IsPermissionDenied(why)) {
+    return {
+        {Level::kFail, "reachable", absl::StrCat(server, ": ", why.message()), "is it a ballastd? correct --server"}};
+  }
+  return {{Level::kOk, "reachable", server, ""},
+          {Level::kFail, "access", std::string(why.message()),
+           "give the file of a token that the daemon's access file has, by --token-file or BALLAST_TOKEN_FILE; "
+           "`ballastctl token new` makes one"}};
+}
+
 std::vector<Finding> Examine(const Invocation& invocation) {
   const auto client = Connect(invocation);
   if (!client.ok()) {
@@ -239,11 +251,7 @@ std::vector<Finding> Examine(const Invocation& invocation) {
   }
   const auto server = (*client)->GetServer();
   const auto runs = (*client)->ListRuns();
-  if (!server.ok() || !runs.ok()) {
-    const absl::Status& why = server.ok() ? runs.status() : server.status();
-    return {{Level::kFail, "reachable", absl::StrCat((*client)->server(), ": ", why.message()),
-             "is it a ballastd? correct --server"}};
-  }
+  if (!server.ok() || !runs.ok()) return NotTold((*client)->server(), server.ok() ? runs.status() : server.status());
   const std::string host = HostOf((*client)->server());
   std::string ops_address;
   const OpsDoor door = DoorOf(*server, invocation);

@@ -125,6 +125,17 @@ TEST(CommandLineTest, AnEmptyValueIsRefusedByTheFlagsName) {
   EXPECT_THAT(daemon.seen().restores, IsEmpty());
 }
 
+TEST(CommandLineTest, DoctorSaysWhatADaemonWantsThatAnswersNobodyWithoutAToken) {
+  FakeDaemon daemon;
+  daemon.RefuseGetServer({{grpc::StatusCode::UNAUTHENTICATED, "the daemon wants a token: give token_file"}});
+  const Answer answer = Ballastctl({"doctor"}, daemon.address());
+  EXPECT_EQ(answer.code, kRefused);
+  EXPECT_THAT(answer.out,
+              AllOf(HasSubstr("OK    reachable"), HasSubstr("FAIL  access"), HasSubstr("the daemon wants a token"),
+                    HasSubstr("--token-file"), HasSubstr("BALLAST_TOKEN_FILE")));
+  EXPECT_THAT(answer.out, ::testing::Not(HasSubstr("is it a ballastd?")));
+}
+
 TEST(CommandLineTest, AnAbsentDaemonIsUnreachable) {
   for (const char* command : {"status", "runs", "doctor", "health"}) {
     const Answer answer = Ballastctl({command, "--server", "127.0.0.1:1", "--timeout=0.05"});
