@@ -81,18 +81,20 @@ struct Incoming {
 using IncomingFiles = std::vector<std::unique_ptr<Incoming>>;  // that stay where they are: headers are read into them
 
 // Where a plane is to be read into. Its padding is zeroed: it is so in every run, and an image may have been used before.
+// Without an image it is nowhere.
 absl::Span<std::byte> RoomOf(const CheckpointPlane& plane, const RunSpec& spec, const ParameterStore& store,
-                             const StoreImage& image) {
+                             const StoreImage* image) {
+  if (image == nullptr) return {static_cast<std::byte*>(nullptr), static_cast<size_t>(plane.bytes)};
   const TensorSpec& tensor = spec.tensors[plane.tensor];
   const kernels::Plane kind = StoredPlanes(spec, tensor)[plane.plane];
-  const absl::Span<std::byte> used = store.SavedPlane(image, plane.tensor, plane.plane);
+  const absl::Span<std::byte> used = store.SavedPlane(*image, plane.tensor, plane.plane);
   std::memset(used.data() + used.size(), 0, kernels::PlaneBytes(kind, tensor.elements) - used.size());
   return used;
 }
 
 // The planes, and each rank's client state.
 absl::StatusOr<IncomingFiles> OpenFiles(const CheckpointReader& checkpoint, const RunSpec& spec,
-                                        const ParameterStore& store, const StoreImage& image, RunMemory* memory) {
+                                        const ParameterStore& store, const StoreImage* image, RunMemory* memory) {
   IncomingFiles files;
   for (const CheckpointShard& shard : LayOutCheckpoint(spec)) {
     std::vector<absl::Span<std::byte>> planes;
@@ -155,7 +157,7 @@ absl::StatusOr<CheckpointedRun> ReadContent(const CheckpointReader& checkpoint, 
                                             ", and ", kManifestName, " beside it of step ",
                                             checkpoint.manifest().step()));
   }
-  ASSIGN_OR_RETURN(const IncomingFiles files, OpenFiles(checkpoint, spec, store, *image, &run.memory));
+  ASSIGN_OR_RETURN(const IncomingFiles files, OpenFiles(checkpoint, spec, store, image, &run.memory));
   RETURN_IF_ERROR(ReadFiles(files, threads, progress));
   for (const auto& file : files) RETURN_IF_ERROR(file->Check(checkpoint));
   return run;

@@ -31,7 +31,8 @@ struct CheckpointSource {
 CheckpointContent MakeContent(const CheckpointSource& source);
 
 // Reads the planes into the image, which is zeroed in between, and the rest. progress: called as it gets on, on the
-// threads. DATA_LOSS names the file that is damaged; the image then holds nothing of use.
+// threads. DATA_LOSS names the file that is damaged; the image then holds nothing of use. Without an image (nullptr) all is
+// read and compared the same, and the planes go nowhere.
 absl::StatusOr<CheckpointedRun> ReadContent(const CheckpointReader& checkpoint, const RunSpec& spec,
                                             const ParameterStore& store, const CheckpointCodec& codec,
                                             DiskThreads* threads, const std::function<void()>& progress,

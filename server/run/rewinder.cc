@@ -36,6 +36,12 @@ void Rewinder::Checkpoint(absl::FunctionRef<RunMemory()> memory) {
   ShowSnapshots();
 }
 
+std::optional<uint64_t> Rewinder::BeginBringing(SnapshotRing::OldestSnapshot oldest) {
+  const auto id = environment_.snapshots->BeginBringing(oldest);
+  ShowSnapshots();
+  return id;
+}
+
 // Those that are kept to be written alone are not for a rewind.
 void Rewinder::ShowSnapshots() {
   if (environment_.spec->snapshots > 0) environment_.reporter->ShowSnapshots(environment_.snapshots->steps());
@@ -64,9 +70,10 @@ void Rewinder::End(const absl::Status& status) {
 }
 
 absl::StatusOr<uint64_t> Rewinder::SnapshotFor(const RewindOrder& order) const {
+  if (order.brought) return *order.to_step;
   const RunSpec& spec = *environment_.spec;
   const SnapshotRing& ring = *environment_.snapshots;
-  if (spec.snapshots == 0 && !order.restores) {
+  if (spec.snapshots == 0) {
     return absl::FailedPreconditionError(absl::StrCat("run '", spec.run_id,
                                                       "' keeps no snapshots; create it with "
                                                       "RunSpec.rewind.snapshots of 1 or more"));
@@ -93,10 +100,11 @@ absl::StatusOr<Rewound> Rewinder::RewindNow(const RewindOrder& order) {
   ASSIGN_OR_RETURN(const uint64_t to_step, SnapshotFor(order));
   const uint64_t from_step = environment_.machine->step() - 1;
   RETURN_IF_ERROR(environment_.discard(to_step));
+  if (order.brought) environment_.snapshots->Accept(*order.brought);
   environment_.recall(environment_.snapshots->Restore(to_step));
   if (environment_.checkpointer != nullptr) environment_.checkpointer->OnRewound(to_step);
   if (environment_.journal != nullptr) {
-    environment_.journal->OnRewound(to_step, environment_.machine->generation(), order.restores);
+    environment_.journal->OnRewound(to_step, environment_.machine->generation(), order.brought.has_value());
   }
   environment_.reporter->OnRewound(from_step, to_step, order.reason);
   ShowSnapshots();

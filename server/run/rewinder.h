@@ -33,7 +33,8 @@ struct RewindOrder {
   std::optional<uint64_t> to_step = {};
   std::optional<uint32_t> steps_back = {};
   std::string reason = "operator";  // of ballast_rewinds_total
-  bool restores = false;            // to_step was brought from a checkpoint
+  // to_step is that of this snapshot, which was brought from a checkpoint, and is one once the run is back there.
+  std::optional<uint64_t> brought = {};
 };
 struct Rewound {
   uint64_t step = 0;        // the run is as when it had closed
@@ -64,6 +65,8 @@ class Rewinder {
   void OnClosed(uint64_t step, absl::FunctionRef<RunMemory()> memory);
   // No step is open, and no update goes on: what there is now is to be written, if there is a place. `memory` likewise.
   void Checkpoint(absl::FunctionRef<RunMemory()> memory);
+  // A place for a snapshot that is to be brought, as SnapshotRing has it.
+  std::optional<uint64_t> BeginBringing(SnapshotRing::OldestSnapshot oldest);
   // Of a run that nobody is attached to: it is what the snapshot of this step says.
   const RunMemory& GoOnFrom(uint64_t step) {
     const RunMemory& memory = environment_.snapshots->Restore(step);

@@ -152,9 +152,12 @@ class Run final : public VersionSource {
   void WriteLast(std::string why, absl::AnyInvocable<void(absl::Status)> done);
   // The same, although the newest checkpoint may be of this very step: it is of another history.
   void CheckpointAnew(Checkpointer::Done done);
-  // The checkpoint's planes and memory become a snapshot of the run, which a Rewind that restores can go back to; of a
-  // new run, GoOnFrom. DATA_LOSS: it is damaged. UNAVAILABLE: another one is being written; ask again. From a thread that
-  // is not the strand. progress: called as it gets on, from any thread; likewise below.
+  // Goes back to the checkpoint, as Rewind does. FAILED_PRECONDITION: it is of a later step than the last closed one.
+  // DATA_LOSS: it is damaged. UNAVAILABLE: another one is being written; ask again. With an error the run is as it was: a
+  // snapshot may have made room for a checkpoint that is whole, and no other. From a thread that is not the strand; `done`
+  // comes there, or from the call. progress: called as it gets on, from any thread; likewise below.
+  void Restore(const CheckpointReader& checkpoint, const std::function<void()>& progress, RewindDone done);
+  // The checkpoint's planes and memory become a snapshot of a new run, for GoOnFrom. Errors and thread as above.
   absl::StatusOr<RunFigures> Bring(const CheckpointReader& checkpoint, const std::function<void()>& progress);
   // Before anything else is asked of a new run: it is what was brought of this checkpoint. `restored`: from what, for
   // people; `older`: since newer ones are damaged.
@@ -208,6 +211,17 @@ class Run final : public VersionSource {
   absl::Status BeingAmended() const;
   absl::StatusOr<Heritage> HandOver();
   void Inherit(Heritage heritage);
+  // What was read of a checkpoint into a place of the ring that is pinned, and is no snapshot yet.
+  struct Brought {
+    uint64_t id = 0;
+    RunFigures figures = {};
+  };
+  absl::StatusOr<Brought> Read(const CheckpointReader& checkpoint, const std::function<void()>& progress);
+  // As in SnapshotRing; UNAVAILABLE: all places are pinned.
+  absl::StatusOr<std::optional<uint64_t>> BeginBringing(SnapshotRing::OldestSnapshot oldest);
+  SnapshotRing& snapshots() { return driver_->executor().rewinder().snapshots(); }
+  // Why it may not go back to the checkpoint.
+  absl::Status CheckGoesBack(const CheckpointReader& checkpoint) const;
   PlanBytes LiveBytes() const;
   // On the strand, and waits for it.
   void PostAndWait(absl::FunctionRef<void()> task);

@@ -61,7 +61,7 @@ void Run::Rewind(RewindOrder order, RewindDone done) {
   Post([this, order = std::move(order), done = std::move(done)]() mutable {
     if (ended_ || closed_) return done(Gone());
     if (held_) return done(BeingAmended());  // what takes its place has copied some of the planes already
-    const bool restores = order.restores;
+    const bool restores = order.brought.has_value();
     driver_->Rewind(std::move(order), [this, restores,
                                        done = std::move(done)](absl::StatusOr<Rewound> rewound) mutable {
       if (rewound.ok()) loader_->OnRewound();
@@ -77,33 +77,75 @@ void Run::Rewind(RewindOrder order, RewindDone done) {
   });
 }
 
-absl::StatusOr<RunFigures> Run::Bring(const CheckpointReader& checkpoint, const std::function<void()>& progress) {
-  SnapshotRing* ring = nullptr;
-  std::optional<uint64_t> id;
-  StoreImage* image = nullptr;
+absl::Status Run::CheckGoesBack(const CheckpointReader& checkpoint) const {
+  if (ended_ || closed_) return Gone();
+  const uint64_t closed = driver_->executor().machine().step() - 1, step = checkpoint.manifest().step();
+  if (step <= closed) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("run '", spec_.run_id, "' is at step ", closed, ", and ", checkpoint.folder(), " is of step ", step,
+                   ", which is later: a run that is there only goes back. To go on from that checkpoint all the same, "
+                   "keep a copy of it, delete the run (`ballastctl delete ",
+                   spec_.run_id, " --keep-checkpoints`), and restore it then"));
+}
+
+void Run::Restore(const CheckpointReader& checkpoint, const std::function<void()>& progress, RewindDone done) {
+  const uint64_t step = checkpoint.manifest().step();
+  absl::Status goes_back;
+  PostAndWait([&] { goes_back = CheckGoesBack(checkpoint); });
+  if (!goes_back.ok()) return done(goes_back);
+  const auto brought = Read(checkpoint, progress);
+  if (!brought.ok()) return done(brought.status());
+  Rewind({.to_step = step, .reason = "restore", .brought = brought->id},
+         [this, id = brought->id, done = std::move(done)](absl::StatusOr<Rewound> rewound) mutable {
+           // The run is not there, and goes on as it was: nor may another rewind lead there.
+           if (!rewound.ok() && !ended_) snapshots().Unpin(id);
+           done(std::move(rewound));
+         });
+}
+
+absl::StatusOr<std::optional<uint64_t>> Run::BeginBringing(SnapshotRing::OldestSnapshot oldest) {
+  absl::StatusOr<std::optional<uint64_t>> id = std::optional<uint64_t>();
   PostAndWait([&] {
-    if (ended_ || closed_) return;
-    ring = &driver_->executor().rewinder().snapshots();
-    id = ring->BeginBringing();
-    if (id) image = ring->PinnedImage(*id);
+    if (ended_ || closed_) return void(id = Gone());
+    if (snapshots().HasPlace()) return void(id = driver_->executor().rewinder().BeginBringing(oldest));
+    id = WithRetryAfter(absl::UnavailableError(absl::StrCat(
+                            "run '", spec_.run_id, "' is being written to the disk: ask again when that is done")),
+                        kAskAgainS);
   });
-  if (ring == nullptr) return Gone();
+  return id;
+}
+
+absl::StatusOr<Run::Brought> Run::Read(const CheckpointReader& checkpoint, const std::function<void()>& progress) {
+  using enum SnapshotRing::OldestSnapshot;
+  const auto read = [&](StoreImage* image) {
+    return ReadContent(checkpoint, spec_, *store_, *storage_.codec, storage_.threads, progress, image);
+  };
+  ASSIGN_OR_RETURN(std::optional<uint64_t> id, BeginBringing(kStays));
   if (!id) {
-    return WithRetryAfter(absl::UnavailableError(absl::StrCat(
-                              "run '", spec_.run_id, "' is being written to the disk: ask again when that is done")),
-                          kAskAgainS);
+    RETURN_IF_ERROR(read(nullptr).status());  // no snapshot goes for what cannot be read
+    ASSIGN_OR_RETURN(id, BeginBringing(kMayGo));
   }
+  StoreImage* image = nullptr;
+  PostAndWait([&] { image = ended_ ? nullptr : snapshots().PinnedImage(*id); });
+  if (image == nullptr) return Gone();
   // Copies of a snapshot that had that place, and was dropped, may still be under way.
   store_->WaitIdle();
-  auto read = ReadContent(checkpoint, spec_, *store_, *storage_.codec, storage_.threads, progress, image);
-  absl::StatusOr<RunFigures> figures = absl::UnknownError("");
+  auto content = read(image);
   PostAndWait([&] {
-    if (!read.ok()) ring->Unpin(*id);
-    if (!read.ok()) return void(figures = read.status());
-    figures = read->figures;
-    ring->Bring(*id, std::move(read->memory), std::move(read->counts));
+    if (ended_) return void(content = Gone());
+    if (!content.ok()) return snapshots().Unpin(*id);
+    snapshots().Bring(*id, std::move(content->memory), std::move(content->counts));
   });
-  return figures;
+  RETURN_IF_ERROR(content.status());
+  return Brought{*id, content->figures};
+}
+
+absl::StatusOr<RunFigures> Run::Bring(const CheckpointReader& checkpoint, const std::function<void()>& progress) {
+  ASSIGN_OR_RETURN(const Brought brought, Read(checkpoint, progress));
+  PostAndWait([&] {
+    if (!ended_) snapshots().Accept(brought.id);
+  });
+  return brought.figures;
 }
 
 absl::Status Run::Replay(const JournalSurvey& survey, uint64_t base, uint64_t base_step,

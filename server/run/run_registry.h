@@ -127,7 +127,8 @@ class RunRegistry {
   // is no storage.
   absl::StatusOr<std::vector<StoredCheckpoint>> Checkpoints(const std::string& run_id) const;
   // Ends all sessions and goes back to the checkpoint of that step; later ones are discarded. A run that is only on disk
-  // is created from it. FAILED_PRECONDITION names the steps that there are; DATA_LOSS: it is damaged, and the run goes on.
+  // is created from it. FAILED_PRECONDITION names the steps that there are, or says what becomes of a later step than the
+  // run's; DATA_LOSS: it is damaged. Either way the run goes on.
   void Restore(std::string run_id, uint64_t step, Payer payer, absl::AnyInvocable<void(absl::StatusOr<Rewound>)> done);
 
   // The same with a checkpoint from beneath storage.import_dir, in two parts. The first reads all of it, which may take
@@ -235,6 +236,8 @@ class RunRegistry {
   absl::Status GoOnFromNewest(const std::vector<CheckpointReader>& candidates, bool replays,
                               std::vector<absl::Status> damaged, Run* run);
   absl::Status RestoreFromDisk(const std::string& run_id);
+  // Where a checkpoint was to be read for the run, and this came of it.
+  static void CountDamage(const absl::Status& status, Run* run);
   // In the metrics: of a run that cannot be restored.
   void ShowLost(const std::string& run_id, const absl::Status& why) const;
   absl::StatusOr<CreateRequest> RequestOf(const CheckpointReader& checkpoint) const;

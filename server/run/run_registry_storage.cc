@@ -1,4 +1,4 @@
-// Runs and the disk: what is there when the daemon starts, or a run is created, and what an operator asks for.
+// Runs and the disk: what is there when the daemon starts, or a run is created, and what is written.
 #include <algorithm>
 #include <utility>
 
@@ -19,27 +19,12 @@
 namespace ballast {
 namespace {
 
-bool Counts(const CheckpointEntry& entry) { return entry.state == CheckpointState::kKept; }
-
 // Of what a reader says.
 bool IsDamage(const absl::Status& status) { return absl::IsDataLoss(status) || DamageOf(status) == "version"; }
-
-// Where a checkpoint was to be read for the run, and this came of it.
-void CountDamage(const absl::Status& status, Run* run) {
-  if (IsDamage(status)) run->metrics().OnVerifyFailed(DamageOf(status));
-}
 
 std::string JoinMessages(const std::vector<absl::Status>& statuses) {
   return absl::StrJoin(statuses, "; ",
                        [](std::string* out, const absl::Status& s) { absl::StrAppend(out, s.message()); });
-}
-
-std::string StepsIn(const std::vector<CheckpointEntry>& entries) {
-  std::vector<uint64_t> steps;
-  for (const CheckpointEntry& entry : entries) {
-    if (Counts(entry)) steps.push_back(entry.place.step);
-  }
-  return steps.empty() ? "there are none" : absl::StrCat("there are those of steps ", absl::StrJoin(steps, ", "));
 }
 
 // Of a run that ends with the daemon.
@@ -50,18 +35,11 @@ std::string DescribeMissed(const Run& run, const absl::Status& why) {
                       why.message());
 }
 
-// The newest of the step, one that counts before one that was set aside.
-const CheckpointEntry* EntryOf(const std::vector<CheckpointEntry>& entries, uint64_t step) {
-  const CheckpointEntry* found = nullptr;
-  for (const CheckpointEntry& entry : entries) {
-    const bool readable = Counts(entry) || entry.state == CheckpointState::kSetAside;
-    if (!readable || entry.place.step != step) continue;
-    if (found == nullptr || Counts(entry) || !Counts(*found)) found = &entry;
-  }
-  return found;
-}
-
 }  // namespace
+
+void RunRegistry::CountDamage(const absl::Status& status, Run* run) {
+  if (IsDamage(status)) run->metrics().OnVerifyFailed(DamageOf(status));
+}
 
 RunStorage RunRegistry::StorageOf(const std::shared_ptr<RunFolder>& folder) const {
   if (!has_storage()) return {};
@@ -90,7 +68,7 @@ absl::StatusOr<std::vector<CheckpointReader>> RunRegistry::Candidates(const Crea
   ASSIGN_OR_RETURN(const std::vector<CheckpointEntry> entries, folder->List());
   std::vector<CheckpointReader> candidates;
   for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry) {
-    if (only ? entry->place.number != *only : !Counts(*entry)) continue;
+    if (only ? entry->place.number != *only : !entry->counts()) continue;
     auto checkpoint = CheckpointReader::Open(options_.storage->fs(), folder->PathOf(*entry));
     if (absl::IsDataLoss(checkpoint.status())) {
       damaged->push_back(checkpoint.status());
@@ -185,7 +163,7 @@ absl::Status RunRegistry::RestoreFromDisk(const std::string& run_id) {
   absl::Status why;
   // The newest that says what run it is of; whether its planes can be read is seen later.
   for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry) {
-    if (!Counts(*entry)) continue;
+    if (!entry->counts()) continue;
     auto checkpoint = CheckpointReader::Open(options_.storage->fs(), folder->PathOf(*entry));
     auto request = checkpoint.ok() ? RequestOf(*checkpoint) : absl::StatusOr<CreateRequest>(checkpoint.status());
     why = request.status();
@@ -236,11 +214,11 @@ absl::StatusOr<std::vector<RunRegistry::StoredCheckpoint>> RunRegistry::Checkpoi
   ASSIGN_OR_RETURN(const std::vector<CheckpointEntry> entries, folder->List());
   std::vector<StoredCheckpoint> stored;
   for (const CheckpointEntry& entry : entries) {
-    if (!Counts(entry) && entry.state != CheckpointState::kSetAside) continue;
+    if (!entry.counts() && entry.state != CheckpointState::kSetAside) continue;
     StoredCheckpoint one{.number = entry.place.number, .step = entry.place.step, .folder = folder->PathOf(entry)};
     const auto checkpoint = CheckpointReader::Open(options_.storage->fs(), one.folder);
     one.state = !checkpoint.ok() ? absl::StrCat("damaged: ", checkpoint.status().message())
-                                 : (Counts(entry) ? "kept" : "discarded");
+                                 : (entry.counts() ? "kept" : "discarded");
     if (checkpoint.ok()) {
       one.generation = checkpoint->manifest().generation();
       one.bytes = BytesOf(checkpoint->manifest());
@@ -251,110 +229,6 @@ absl::StatusOr<std::vector<RunRegistry::StoredCheckpoint>> RunRegistry::Checkpoi
   const auto newest = std::find_if(stored.rbegin(), stored.rend(), [](const auto& one) { return one.state == "kept"; });
   if (newest != stored.rend()) newest->state = "newest";
   return stored;
-}
-
-void RunRegistry::Restore(std::string run_id, uint64_t step, Payer payer,
-                          absl::AnyInvocable<void(absl::StatusOr<Rewound>)> done) {
-  InTurn(run_id, [this, run_id, step, payer = std::move(payer), done = std::move(done)]() mutable {
-    RestoreNow(run_id, step, payer, std::move(done));
-  });
-}
-
-void RunRegistry::RestoreNow(const std::string& run_id, uint64_t step, const Payer& payer, RewindDone done) {
-  if (!has_storage()) return done(NoStorage());
-  if (draining()) return done(absl::UnavailableError("the daemon is shutting down; no run is restored"));
-  uint64_t number = 0;
-  const absl::StatusOr<CheckpointReader> checkpoint = OpenOfStep(run_id, step, &number);
-  if (const auto living = Find(run_id); living.ok()) CountDamage(checkpoint.status(), living->get());
-  if (!checkpoint.ok()) return done(checkpoint.status());
-  RestoreOf(run_id, *checkpoint, {.only = number, .payer = payer}, std::move(done));
-}
-
-absl::StatusOr<CheckpointReader> RunRegistry::OpenOfStep(const std::string& run_id, uint64_t step,
-                                                         uint64_t* number) const {
-  ASSIGN_OR_RETURN(const std::vector<std::string> run_ids, options_.storage->RunIds());
-  if (std::find(run_ids.begin(), run_ids.end(), run_id) == run_ids.end()) {
-    return absl::NotFoundError(absl::StrCat("no run '", run_id, "' is on the disk"));
-  }
-  ASSIGN_OR_RETURN(const std::shared_ptr<RunFolder> folder, options_.storage->FolderOf(run_id));
-  ASSIGN_OR_RETURN(const std::vector<CheckpointEntry> entries, folder->List());
-  const CheckpointEntry* const entry = EntryOf(entries, step);
-  if (entry == nullptr) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("run '", run_id, "' has no checkpoint of step ", step, "; ", StepsIn(entries)));
-  }
-  *number = entry->place.number;
-  return CheckpointReader::Open(options_.storage->fs(), folder->PathOf(*entry));
-}
-
-void RunRegistry::RestoreOf(const std::string& run_id, const CheckpointReader& checkpoint, Origin origin,
-                            RewindDone done) {
-  const uint64_t step = checkpoint.manifest().step();
-  const auto living = Find(run_id);
-  if (living.ok() && (*living)->Status().state != RunState::kFailed) {
-    const auto status = std::make_shared<absl::Status>();
-    return WorkAside(
-        run_id, [this, checkpoint, run = *living, status] { *status = RestoreLiving(checkpoint, run.get()); },
-        [this, run = *living, step, status, done = std::move(done)]() mutable {
-          if (!status->ok()) return done(*status);
-          MakeNewest({.run = std::move(run), .step = step, .lived = true}, std::move(done));
-        });
-  }
-  absl::StatusOr<CreateRequest> request = RequestOf(checkpoint);
-  if (!request.ok()) return done(request.status());
-  request->payer = origin.payer;
-  MakeAside(*std::move(request), std::move(origin),
-            [this, step, done = std::move(done)](absl::StatusOr<Created> created) mutable {
-              if (!created.ok()) return done(created.status());
-              created->run->ForgetJournal();
-              MakeNewest({.run = std::move(created->run), .step = step}, std::move(done));
-            });
-}
-
-// The run's state is one of the past: it is written again, so that it is what a restart finds, whatever came after it.
-void RunRegistry::MakeNewest(Restored restored, RewindDone done) {
-  Run* const run = restored.run.get();
-  run->CheckpointAnew([this, restored = std::move(restored),
-                       done = std::move(done)](const absl::StatusOr<CheckpointWritten>& written) mutable {
-    const std::string run_id = restored.run->spec().run_id;
-    InTurn(run_id, [this, restored = std::move(restored), done = std::move(done), why = written.status()]() mutable {
-      if (why.ok()) return done(EndRestore(restored));
-      done(
-          absl::Status(why.code(), absl::StrCat("the run is restored in memory, and a restart of the daemon would undo "
-                                                "that, since it could not be written: ",
-                                                why.message())));
-    });
-  });
-}
-
-absl::StatusOr<Rewound> RunRegistry::EndRestore(const Restored& restored) {
-  RETURN_IF_ERROR(CheckThere(*restored.run));
-  if (!restored.lived) {
-    ASSIGN_OR_RETURN(const std::shared_ptr<RunFolder> folder, options_.storage->FolderOf(restored.run->spec().run_id));
-    RETURN_IF_ERROR(folder->SetAside(restored.step));
-  }
-  return Rewound{restored.step, restored.run->Status().generation};
-}
-
-absl::Status RunRegistry::RestoreLiving(const CheckpointReader& checkpoint, Run* run) {
-  if (checkpoint.manifest().spec_sha256() != run->spec_sha256()) {
-    ASSIGN_OR_RETURN(const CreateRequest existing, RequestOf(checkpoint));
-    return absl::FailedPreconditionError(
-        absl::StrCat(checkpoint.folder(),
-                     " is from before the run was amended; delete the run with --keep-checkpoints, and restore "
-                     "it then"));
-  }
-  absl::Status status = run->Bring(checkpoint, Progress()).status();
-  CountDamage(status, run);
-  RETURN_IF_ERROR(status);
-  absl::Notification answered;
-  run->Rewind({.to_step = checkpoint.manifest().step(), .reason = "restore", .restores = true},
-              [&](const absl::StatusOr<Rewound>& rewound) {
-                status = rewound.status();
-                answered.Notify();
-              });
-  answered.WaitForNotification();
-  return status;
 }
 
 void RunRegistry::ShowStorage() {

@@ -12,7 +12,7 @@ namespace {
 
 std::string Number(double value) { return absl::StrFormat("%.4g", value); }
 
-std::string Place(const SpikeEvent& event, const RunSpec& spec) {
+std::string PlaceOfSpike(const SpikeEvent& event, const RunSpec& spec) {
   const std::string tensor = event.tensor ? absl::StrCat("tensor '", spec.tensors[*event.tensor].name, "'") : "";
   return event.layer ? absl::StrCat(spec.layers[*event.layer].name, " (", tensor, ")") : tensor;
 }
@@ -25,19 +25,20 @@ std::string Outlook(const SpikeEvent& e) {
 }
 
 std::string RmsText(const SpikeEvent& e, const RunSpec& spec) {
-  return absl::StrCat("RMS_t of ", Place(e, spec), " is ", Number(e.value), ", its limit ", Number(e.threshold),
+  return absl::StrCat("RMS_t of ", PlaceOfSpike(e, spec), " is ", Number(e.value), ", its limit ", Number(e.threshold),
                       ": the second moment lags behind the gradient", Outlook(e));
 }
 std::string CurvatureText(const SpikeEvent& e, const RunSpec& spec) {
-  return absl::StrCat("the loss along the last update of ", Place(e, spec), " curves ", Number(e.value),
+  return absl::StrCat("the loss along the last update of ", PlaceOfSpike(e, spec), " curves ", Number(e.value),
                       " times as much as its step size bears", Outlook(e));
 }
 std::string NormText(const SpikeEvent& e, const RunSpec&) {
   return absl::StrCat("the gradient's norm is ", Number(e.value), ", expected was at most ", Number(e.threshold));
 }
 std::string NonfiniteText(const SpikeEvent& e, const RunSpec& spec) {
-  if (e.value == 1) return absl::StrCat("the gradient of ", Place(e, spec), " is not finite");
-  return absl::StrCat("the gradients of ", Number(e.value), " tensors are not finite, the first ", Place(e, spec));
+  if (e.value == 1) return absl::StrCat("the gradient of ", PlaceOfSpike(e, spec), " is not finite");
+  return absl::StrCat("the gradients of ", Number(e.value), " tensors are not finite, the first ",
+                      PlaceOfSpike(e, spec));
 }
 std::string LossText(const SpikeEvent& e, const RunSpec& spec) {
   const std::string of_rank = e.rank && spec.ranks > 1 ? absl::StrCat(" of rank ", *e.rank) : "";

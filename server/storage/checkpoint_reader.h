@@ -32,7 +32,7 @@ class CheckpointReader {
   bool Has(absl::string_view name) const;
   // A small file as a whole.
   absl::StatusOr<std::string> ReadText(absl::string_view name) const;
-  // To be read into the pieces, one after another; this outlives it. INVALID_ARGUMENT: they are not as long as the file.
+  // To be read into the pieces, as FileReader does, one after another; this outlives it. INVALID_ARGUMENT: they are not as long as the file.
   absl::StatusOr<FileReader> OpenFile(absl::string_view name, std::vector<absl::Span<std::byte>> pieces) const;
 
  private:

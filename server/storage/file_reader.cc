@@ -46,10 +46,9 @@ absl::Status FileReader::Check(uint64_t begin, absl::Span<const std::byte> block
 void FileReader::Scatter(uint64_t begin, absl::Span<const std::byte> bytes) const {
   auto piece = static_cast<size_t>(std::upper_bound(ends_.begin(), ends_.end(), begin) - ends_.begin());
   for (; !bytes.empty(); ++piece) {
-    const uint64_t at = begin - (ends_[piece] - pieces_[piece].size());
-    const auto rest = pieces_[piece].subspan(static_cast<size_t>(at));
-    const size_t taken = std::min(rest.size(), bytes.size());
-    if (taken > 0) std::memcpy(rest.data(), bytes.data(), taken);
+    const auto at = static_cast<size_t>(begin - (ends_[piece] - pieces_[piece].size()));
+    const size_t taken = std::min(pieces_[piece].size() - at, bytes.size());
+    if (taken > 0 && pieces_[piece].data() != nullptr) std::memcpy(pieces_[piece].data() + at, bytes.data(), taken);
     bytes.remove_prefix(taken);
     begin += taken;
   }

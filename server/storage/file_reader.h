@@ -24,7 +24,8 @@ namespace ballast {
 
 class FileReader {
  public:
-  // The file, which is as long as its entry and as the pieces together. All of them outlive this.
+  // The file, which is as long as its entry and as the pieces together. All of them outlive this. What is to go to a piece
+  // without memory, whose data() is nullptr, is compared alone.
   FileReader(std::unique_ptr<InputFile> file, std::string path, const v1::CheckpointFile* entry,
              std::vector<absl::Span<std::byte>> pieces);
 

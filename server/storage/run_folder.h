@@ -36,6 +36,7 @@ struct CheckpointEntry {
   CheckpointPlace place;
   CheckpointState state = CheckpointState::kKept;
   std::string name;  // of its folder
+  bool counts() const { return state == CheckpointState::kKept; }
 };
 // Of a folder's name; none: it is not a checkpoint's.
 std::optional<CheckpointEntry> ParseCheckpointName(absl::string_view name);

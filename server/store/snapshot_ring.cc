@@ -147,10 +147,10 @@ void SnapshotRing::WhenSaved(uint64_t id, absl::AnyInvocable<void(bool)> done) {
   slot->when_saved = std::move(done);
 }
 
-std::optional<uint64_t> SnapshotRing::BeginBringing() {
+std::optional<uint64_t> SnapshotRing::BeginBringing(OldestSnapshot oldest) {
   Complete();
   Slot* const slot = Oldest();
-  if (slot == nullptr) return std::nullopt;
+  if (slot == nullptr || (slot->kept() && oldest == OldestSnapshot::kStays)) return std::nullopt;
   store_->Forget(&slot->image);
   slot->memory.reset();
   slot->pinned = true;
@@ -162,12 +162,17 @@ std::optional<uint64_t> SnapshotRing::BeginBringing() {
 
 void SnapshotRing::Bring(uint64_t id, RunMemory memory, std::vector<ParameterStore::UpdateCount> counts) {
   Slot* const brought = At(id);
-  for (Slot& slot : slots_) {
-    if (slot.kept() && slot.step() == memory.result.step) Drop(&slot);
-  }
-  brought->pinned = false;
+  brought->dropped = true;
   brought->memory = std::move(memory);
   brought->counts = std::move(counts);
+}
+
+void SnapshotRing::Accept(uint64_t id) {
+  Slot* const brought = At(id);
+  for (Slot& slot : slots_) {
+    if (slot.kept() && slot.step() == brought->step()) Drop(&slot);
+  }
+  brought->pinned = brought->dropped = false;
 }
 
 const StoreImage* SnapshotRing::ImageOf(uint64_t id, uint32_t tensor) {

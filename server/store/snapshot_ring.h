@@ -82,10 +82,14 @@ class SnapshotRing {
   const std::vector<ParameterStore::UpdateCount>& PinnedCounts(uint64_t id) const { return At(id)->counts; }
   // Time that devices have spent on its copies that updates may have waited for: not on those by SaveNext.
   double PinnedStallSeconds(uint64_t id) const { return At(id)->stall_seconds; }
-  // A place for a snapshot that is to be brought, pinned; the oldest snapshot goes. None: all are pinned.
-  std::optional<uint64_t> BeginBringing();
-  // The image has it: the pin goes, and a snapshot of the same step, too.
+  // A place for a snapshot that is to be brought, pinned: a free one; where there is none, that of the oldest snapshot,
+  // which goes, if one may. None: there is no such place.
+  enum class OldestSnapshot { kStays, kMayGo };
+  std::optional<uint64_t> BeginBringing(OldestSnapshot oldest);
+  // The image has it. It stays pinned, and is no snapshot before Accept; Unpin drops it.
   void Bring(uint64_t id, RunMemory memory, std::vector<ParameterStore::UpdateCount> counts);
+  // What was brought is a snapshot, in the place of one of the same step, and the pin goes.
+  void Accept(uint64_t id);
 
   // Where the tensor is, for tasks that are submitted before anything else is.
   const StoreImage* ImageOf(uint64_t id, uint32_t tensor);
@@ -106,7 +110,7 @@ class SnapshotRing {
     std::vector<ParameterStore::UpdateCount> counts;
     uint64_t id = 0;
     bool pinned = false;
-    bool dropped = false;  // while it was pinned: it is no snapshot any more
+    bool dropped = false;  // while it is pinned: it is no snapshot any more, or not yet
     uint32_t unsaved = 0;  // tensors that are not in the image yet
     double stall_seconds = 0;
     absl::AnyInvocable<void(bool)> when_saved = nullptr;

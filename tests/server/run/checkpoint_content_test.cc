@@ -191,6 +191,23 @@ TEST(CheckpointContentTest, WhatTheRunKnewComesBack) {
   EXPECT_EQ(ours.score(SpikeKind::kRms).counts().false_alarms, theirs.score(SpikeKind::kRms).counts().false_alarms);
 }
 
+TEST(CheckpointContentTest, WithoutAnImageAllIsComparedAlone) {
+  WrittenRun run({"adamw", "split24", "companded8"});
+  run.Write();
+  const auto read = run.Read(nullptr);
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->memory.client_states[0]->bytes, std::string("a\0b", 3));
+  for (const char* name : {"model-00001-of-00001.safetensors", "optimizer-00001-of-00001.safetensors", "run.json"}) {
+    const std::string path = absl::StrCat(run.folder(), "/", name);
+    run.fs_.Flip(path, run.fs_.Content(path).size() - 2, 0);
+    const absl::Status damaged = run.Read(nullptr).status();
+    EXPECT_TRUE(absl::IsDataLoss(damaged)) << damaged;
+    EXPECT_THAT(std::string(damaged.message()), ::testing::HasSubstr(name));
+    run.fs_.Flip(path, run.fs_.Content(path).size() - 2, 0);
+  }
+  EXPECT_TRUE(run.Read(nullptr).ok());
+}
+
 TEST(CheckpointContentTest, AnotherRunsFilesAreRefused) {
   WrittenRun run({"adamw", "split24", "companded8"});
   run.Write();

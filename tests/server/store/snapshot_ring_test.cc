@@ -11,6 +11,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
+using enum SnapshotRing::OldestSnapshot;
 
 // A store whose tensors are updated by gradients that depend on the step alone, and its ring.
 class SnapshotRingTest : public testing::StoreTest {
@@ -249,14 +250,35 @@ TEST_F(PinnedSnapshotTest, OneThatWasBroughtIsGoneBackTo) {
   for (uint64_t step = 4; step <= 12; ++step) Step(step);
   EXPECT_THAT(Steps(), ElementsAre(6, 9, 12));
   OnStrand([&] {
-    const uint64_t id = *ring_->BeginBringing();
+    const uint64_t id = *ring_->BeginBringing(kMayGo);
     std::copy(then.bytes.begin(), then.bytes.end(), ring_->PinnedImage(id)->shards[0].data());
     ring_->Bring(id, {.result = {.step = 3}}, counts);
+    ring_->Accept(id);
   });
   EXPECT_THAT(Steps(), ElementsAre(3, 9, 12)) << "it takes the place of the oldest";
   Restore(3);
   EXPECT_EQ(Look(), then);
   EXPECT_THAT(Steps(), ElementsAre(3));
+}
+
+TEST_F(PinnedSnapshotTest, WhatIsBroughtIsNoSnapshotBeforeItIsAccepted) {
+  for (uint64_t step = 1; step <= 9; ++step) Step(step);
+  EXPECT_THAT(Steps(), ElementsAre(3, 6, 9));
+  OnStrand([&] {
+    EXPECT_EQ(ring_->BeginBringing(kStays), std::nullopt);
+    EXPECT_THAT(ring_->steps(), ElementsAre(3, 6, 9));
+    const uint64_t refused = *ring_->BeginBringing(kMayGo);
+    ring_->Bring(refused, {.result = {.step = 9}}, std::vector<ParameterStore::UpdateCount>(spec_.tensors.size()));
+    EXPECT_THAT(ring_->steps(), ElementsAre(6, 9)) << "this 9 is the run's own";
+    EXPECT_NE(ring_->IdOf(9), refused);
+    ring_->Unpin(refused);
+    EXPECT_THAT(ring_->steps(), ElementsAre(6, 9));
+    const uint64_t accepted = ring_->BeginBringing(kStays).value();  // in the place that is free now
+    ring_->Bring(accepted, {.result = {.step = 9}}, std::vector<ParameterStore::UpdateCount>(spec_.tensors.size()));
+    ring_->Accept(accepted);
+    EXPECT_THAT(ring_->steps(), ElementsAre(6, 9));
+    EXPECT_EQ(ring_->IdOf(9), accepted);
+  });
 }
 
 class Int8SnapshotTest : public SnapshotRingTest {
@@ -286,9 +308,10 @@ TEST_F(Int8SnapshotTest, OneThatWasBroughtIsServedWithItsOwnScales) {
   OnStrand([&] {
     std::vector<ParameterStore::UpdateCount> counts;
     for (uint32_t i = 0; i < spec_.tensors.size(); ++i) counts.push_back(store_->count(i));
-    id = *ring_->BeginBringing();
+    id = *ring_->BeginBringing(kMayGo);
     std::copy(now.bytes.begin(), now.bytes.end(), ring_->PinnedImage(id)->shards[0].data());
     ring_->Bring(id, {.result = {.step = 8}}, counts);
+    ring_->Accept(id);
   });
   const WeightPiece brought = Served(id), wanted = Served(std::nullopt);
   EXPECT_NE(wanted.scales, before.scales);

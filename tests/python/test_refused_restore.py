@@ -1,0 +1,81 @@
+"""A restore that is refused leaves the run, its snapshots and what is said of them as they were."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from daemon import Daemon
+from durable import RUN, ctl, runs_of, train
+
+
+def snapshots(daemon: Daemon) -> list[int]:
+    """The steps that the run may be rewound to, as it says."""
+    [run] = runs_of(daemon.server)
+    return [int(step) for step in run["snapshot_steps"]]
+
+
+def done(daemon: Daemon, *words: object) -> str:
+    said = ctl(*words, server=daemon.server)
+    assert said.returncode == 0, said.stderr
+    return said.stdout
+
+
+def refused(daemon: Daemon, *words: object) -> str:
+    said = ctl(*words, server=daemon.server)
+    assert said.returncode == 1, said.stdout + said.stderr
+    return said.stderr
+
+
+def train_and_keep(daemon: Daemon, *steps: int) -> None:
+    """To each of them, with a checkpoint and a snapshot there, and no room for as many snapshots."""
+    for step in steps:
+        train(daemon.server, step, snapshots=2, snapshot_every=10, checkpoints_kept=6)
+        done(daemon, "checkpoint", RUN)
+    assert snapshots(daemon) == list(steps)[-3:]
+
+
+def damage(storage: Path, step: int) -> None:
+    [checkpoint] = (storage / "runs" / RUN).glob(f"0*-step-{step}")
+    [model] = checkpoint.glob("model-*.safetensors")
+    text = bytearray(model.read_bytes())
+    text[len(text) // 2] ^= 1
+    model.write_bytes(text)
+
+
+def test_what_was_undone_does_not_come_back_by_a_refused_restore(tmp_path: Path) -> None:
+    options = {"snapshots": 4, "snapshot_every": 20, "checkpoints_kept": 6}
+    with Daemon(storage=tmp_path) as daemon:
+        train(daemon.server, 33, **options)
+        done(daemon, "checkpoint", RUN)
+        done(daemon, "rewind", RUN, "--to", 20)
+        [undone] = (tmp_path / "runs" / RUN).glob("discarded-*-step-33")
+        said = refused(daemon, "restore", RUN, "--step", 33)
+        assert f"is at step 20, and {undone} is of step 33, which is later" in said, said
+        assert f"ballastctl delete {RUN} --keep-checkpoints" in said, said
+        assert snapshots(daemon) == [20]
+        train(daemon.server, 39, **options)
+        assert "is back at step 20" in done(daemon, "rewind", RUN, "--back", 1)
+        # As it was told to.
+        done(daemon, "delete", RUN, "--keep-checkpoints")
+        assert "is back at step 33" in done(daemon, "restore", RUN, "--step", 33)
+        daemon.kill()
+
+
+def test_a_damaged_checkpoint_takes_no_snapshots_place(tmp_path: Path) -> None:
+    with Daemon(storage=tmp_path) as daemon:
+        train_and_keep(daemon, 10, 20, 30, 40)
+        for step in (10, 20):
+            damage(tmp_path, step)
+            assert "is damaged" in refused(daemon, "restore", RUN, "--step", step)
+            assert snapshots(daemon) == [20, 30, 40]
+        assert "is back at step 20" in done(daemon, "rewind", RUN, "--to", 20)
+        assert snapshots(daemon) == [20]
+        daemon.kill()
+
+
+def test_a_whole_one_takes_the_place_of_the_oldest_snapshot(tmp_path: Path) -> None:
+    with Daemon(storage=tmp_path) as daemon:
+        train_and_keep(daemon, 10, 20, 30, 40)
+        assert "is back at step 10" in done(daemon, "restore", RUN, "--step", 10)
+        assert snapshots(daemon) == [10]
+        daemon.kill()
