@@ -15,12 +15,19 @@
 namespace ballast {
 namespace {
 
+// The steps of those that can be restored.
 std::string StepsIn(const std::vector<CheckpointEntry>& entries) {
-  std::vector<uint64_t> steps;
+  std::vector<uint64_t> kept, discarded;
   for (const CheckpointEntry& entry : entries) {
-    if (entry.counts()) steps.push_back(entry.place.step);
+    if (entry.counts()) kept.push_back(entry.place.step);
+    if (entry.state == CheckpointState::kSetAside) discarded.push_back(entry.place.step);
   }
-  return steps.empty() ? "there are none" : absl::StrCat("there are those of steps ", absl::StrJoin(steps, ", "));
+  std::string steps =
+      kept.empty() ? "there are none" : absl::StrCat("there are those of steps ", absl::StrJoin(kept, ", "));
+  if (!discarded.empty()) {
+    absl::StrAppend(&steps, ", and discarded ones, of steps that were undone: ", absl::StrJoin(discarded, ", "));
+  }
+  return steps;
 }
 
 // The newest of the step, one that counts before one that was set aside.

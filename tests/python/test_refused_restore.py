@@ -61,6 +61,16 @@ def test_what_was_undone_does_not_come_back_by_a_refused_restore(tmp_path: Path)
         daemon.kill()
 
 
+def test_what_can_be_restored_is_named_with_what_was_undone(tmp_path: Path) -> None:
+    with Daemon(storage=tmp_path) as daemon:
+        train(daemon.server, 12, snapshots=2, snapshot_every=5)
+        done(daemon, "checkpoint", RUN)
+        done(daemon, "rewind", RUN, "--to", 10)
+        said = refused(daemon, "restore", RUN, "--step", 13)
+        assert "there are those of steps 10, and discarded ones, of steps that were undone: 12" in said, said
+        daemon.kill()
+
+
 def test_a_damaged_checkpoint_takes_no_snapshots_place(tmp_path: Path) -> None:
     with Daemon(storage=tmp_path) as daemon:
         train_and_keep(daemon, 10, 20, 30, 40)
