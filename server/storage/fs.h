@@ -51,6 +51,9 @@ class InputFile {
 class FolderLock {
  public:
   virtual ~FolderLock() = default;
+  // Whether what lies at the lock's path is what is held. FAILED_PRECONDITION: it is something else, which somebody has
+  // put there since; NOT_FOUND: nothing is there. The file may be removed: then it is the folder that counts. Thread-safe.
+  virtual absl::Status CheckPlace() const = 0;
 };
 
 class Fs {

@@ -12,7 +12,7 @@
 namespace ballast {
 namespace {
 
-constexpr absl::string_view kLockName = "/ballast.lock", kRunsName = "/runs";
+constexpr absl::string_view kRunsName = "runs";
 
 absl::Status MakeIfMissing(Fs* fs, const std::string& path, const std::string& parent) {
   const absl::Status made = fs->MakeFolder(path);
@@ -39,8 +39,8 @@ absl::Status AdviseOnFolder(const absl::Status& status) {
 
 Storage::Storage(const Options& options, std::unique_ptr<FolderLock> lock)
     : options_(options),
-      runs_(absl::StrCat(options.dir, kRunsName)),
-      lock_(std::move(lock)),
+      runs_(absl::StrCat(options.dir, "/", kRunsName)),
+      fs_(options.fs, options.dir, kRunsName, std::move(lock)),
       command_(options.on_published),
       rate_(options.bytes_per_s),
       threads_(options.threads) {}
@@ -48,17 +48,18 @@ Storage::Storage(const Options& options, std::unique_ptr<FolderLock> lock)
 absl::StatusOr<std::unique_ptr<Storage>> Storage::Open(const Options& options) {
   // Whether the folder is there and is one, before anything is made in it.
   RETURN_IF_ERROR(AdviseOnFolder(options.fs->List(options.dir).status()));
-  auto lock = options.fs->Lock(absl::StrCat(options.dir, kLockName));
+  auto lock = options.fs->Lock(absl::StrCat(options.dir, "/", HeldFs::kLockName));
   RETURN_IF_ERROR(AdviseOnFolder(lock.status()));
-  RETURN_IF_ERROR(AdviseOnFolder(MakeIfMissing(options.fs, absl::StrCat(options.dir, kRunsName), options.dir)));
-  RETURN_IF_ERROR(AdviseOnFolder(options.fs->List(absl::StrCat(options.dir, kRunsName)).status()));
+  const std::string runs = absl::StrCat(options.dir, "/", kRunsName);
+  RETURN_IF_ERROR(AdviseOnFolder(MakeIfMissing(options.fs, runs, options.dir)));
+  RETURN_IF_ERROR(AdviseOnFolder(options.fs->List(runs).status()));
   std::unique_ptr<Storage> storage(new Storage(options, *std::move(lock)));
   storage->CleanUp();
   return storage;
 }
 
 void Storage::CleanUp() {
-  LogLeft(runs_, RunFolder::CleanUpRemoved(options_.fs, runs_));
+  LogLeft(runs_, RunFolder::CleanUpRemoved(&fs_, runs_));
   const auto run_ids = RunIds();
   LogLeft(runs_, run_ids.status());
   if (!run_ids.ok()) return;
@@ -66,12 +67,12 @@ void Storage::CleanUp() {
   for (const std::string& run_id : *run_ids) {
     const auto folder = FolderOf(run_id);
     LogLeft(run_id, folder.ok() ? (*folder)->CleanUp() : folder.status());
-    LogLeft(run_id, CleanUpTags(options_.fs, absl::StrCat(runs_, "/", run_id, "/", kTagsFolder)));
+    LogLeft(run_id, CleanUpTags(&fs_, absl::StrCat(runs_, "/", run_id, "/", kTagsFolder)));
   }
 }
 
 void Storage::LogLinks() const {
-  const auto entries = options_.fs->List(runs_);
+  const auto entries = fs_.List(runs_);
   if (!entries.ok()) return;  // as RunIds has said
   for (const Fs::Entry& entry : *entries) {
     if (entry.kind == Fs::Kind::kFolder) continue;
@@ -81,7 +82,7 @@ void Storage::LogLinks() const {
 }
 
 absl::StatusOr<std::vector<std::string>> Storage::RunIds() const {
-  ASSIGN_OR_RETURN(const std::vector<Fs::Entry> entries, options_.fs->List(runs_));
+  ASSIGN_OR_RETURN(const std::vector<Fs::Entry> entries, fs_.List(runs_));
   std::vector<std::string> ids;
   for (const Fs::Entry& entry : entries) {
     if (entry.kind == Fs::Kind::kFolder && entry.name[0] != '.') ids.push_back(entry.name);
@@ -93,7 +94,7 @@ absl::StatusOr<std::shared_ptr<RunFolder>> Storage::FolderOf(const std::string& 
   absl::MutexLock lock(&mu_);
   std::shared_ptr<RunFolder>& folder = folders_[run_id];
   if (folder != nullptr) return folder;
-  auto opened = RunFolder::Open(options_.fs, runs_, run_id, &command_);
+  auto opened = RunFolder::Open(&fs_, runs_, run_id, &command_);
   if (!opened.ok()) {
     folders_.erase(run_id);
     return opened.status();

@@ -1,5 +1,5 @@
 // The folder in which a daemon keeps its runs (proto/CHECKPOINTS.md), the threads that read and write there, and the
-// one lock that makes it this daemon's alone.
+// one lock that makes it this daemon's alone, also where somebody puts another folder in its place.
 //
 //   ASSIGN_OR_RETURN(auto storage, Storage::Open({.fs = SystemFs(), .dir = "/var/lib/ballast"}));
 //   ASSIGN_OR_RETURN(auto folder, storage->FolderOf("r1"));
@@ -20,6 +20,7 @@
 #include "server/storage/disk_threads.h"
 #include "server/storage/file_writer.h"
 #include "server/storage/fs.h"
+#include "server/storage/held_fs.h"
 #include "server/storage/published_command.h"
 #include "server/storage/run_folder.h"
 
@@ -49,9 +50,10 @@ class Storage {
   absl::StatusOr<std::shared_ptr<RunFolder>> FolderOf(const std::string& run_id);
   // The run is no more, and nobody writes for it. NOT_FOUND: it is not there.
   absl::Status Remove(const std::string& run_id);
-  absl::StatusOr<Fs::Space> Space() const { return options_.fs->SpaceOf(options_.dir); }
+  absl::StatusOr<Fs::Space> Space() const { return fs_.SpaceOf(options_.dir); }
 
-  Fs* fs() const { return options_.fs; }
+  // As HeldFs: what another daemon may have is not written to.
+  Fs* fs() { return &fs_; }
   DiskThreads* threads() { return &threads_; }
   RateLimit* rate() { return &rate_; }
   const std::string& import_dir() const { return options_.import_dir; }
@@ -64,7 +66,7 @@ class Storage {
 
   const Options options_;
   const std::string runs_;
-  const std::unique_ptr<FolderLock> lock_;
+  mutable HeldFs fs_;
   PublishedCommand command_;
   absl::Mutex mu_;
   std::map<std::string, std::shared_ptr<RunFolder>> folders_ ABSL_GUARDED_BY(mu_);

@@ -176,25 +176,53 @@ class SystemInputFile final : public InputFile {
   std::atomic<bool> refused_ = false;  // by the file system, at a read
 };
 
-class SystemLock final : public FolderLock {
- public:
-  SystemLock(Descriptor file, Descriptor folder) : file_(std::move(file)), folder_(std::move(folder)) {}
+std::string FolderOfLock(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  return slash == std::string::npos ? "." : path.substr(0, std::max<size_t>(slash, 1));
+}
 
- private:
-  const Descriptor file_, folder_;
-};
+// Whether the path leads to what is open.
+absl::Status CheckLeadsTo(const Descriptor& fd, const std::string& path) {
+  struct stat held {
+  }, found{};
+  if (fstat(fd.get(), &held) != 0 || stat(path.c_str(), &found) != 0) return Failure("look at", path, errno);
+  if (held.st_dev == found.st_dev && held.st_ino == found.st_ino) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(path, " is not what this process has locked"));
+}
 
 // The folder that the file lies in is locked as well, for the file may have been removed under the daemon that has it. Not
 // every file system, NFS for one, locks folders: there the file's lock stands alone.
-absl::StatusOr<Descriptor> LockFolderOf(const std::string& path) {
-  const size_t slash = path.rfind('/');
-  const std::string folder = slash == std::string::npos ? "." : path.substr(0, std::max<size_t>(slash, 1));
+struct LockedFolder {
+  Descriptor fd;
+  bool is_locked = false;
+};
+
+absl::StatusOr<LockedFolder> LockFolderOf(const std::string& path) {
+  const std::string folder = FolderOfLock(path);
   Descriptor fd(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (fd.get() < 0) return Failure("open the folder", folder, errno);
-  if (flock(fd.get(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return fd;
-  return absl::UnavailableError(absl::StrCat(folder, " is held by another daemon, whose ", path.substr(slash + 1),
+  const bool is_locked = flock(fd.get(), LOCK_EX | LOCK_NB) == 0;
+  if (is_locked || errno != EWOULDBLOCK) return LockedFolder{std::move(fd), is_locked};
+  return absl::UnavailableError(absl::StrCat(folder, " is held by another daemon, whose ",
+                                             path.substr(path.rfind('/') + 1),
                                              " was removed; stop it, or give each its own folder"));
 }
+
+class SystemLock final : public FolderLock {
+ public:
+  SystemLock(Descriptor file, LockedFolder folder, std::string path)
+      : file_(std::move(file)), folder_(std::move(folder)), path_(std::move(path)) {}
+
+  absl::Status CheckPlace() const override {
+    const absl::Status file = folder_.is_locked ? absl::OkStatus() : CheckLeadsTo(file_, path_);
+    return file.ok() || absl::IsNotFound(file) ? CheckLeadsTo(folder_.fd, FolderOfLock(path_)) : file;
+  }
+
+ private:
+  const Descriptor file_;
+  const LockedFolder folder_;
+  const std::string path_;
+};
 
 // Adds the entry, unless somebody has removed it in the meantime. 0, or the error.
 int AddEntry(int folder, const char* name, std::vector<Fs::Entry>* entries) {
@@ -291,11 +319,11 @@ absl::StatusOr<std::unique_ptr<FolderLock>> System::Lock(const std::string& path
                                                got > 0 ? absl::StrCat(", process ", owner) : std::string(),
                                                "; stop it, or give each its own folder"));
   }
-  ASSIGN_OR_RETURN(Descriptor folder, LockFolderOf(path));
+  ASSIGN_OR_RETURN(LockedFolder folder, LockFolderOf(path));
   const int length = std::snprintf(owner, sizeof owner, "%d", static_cast<int>(getpid()));
   // For people: nothing depends on it.
   if (ftruncate(fd.get(), 0) == 0) (void)!pwrite(fd.get(), owner, static_cast<size_t>(length), 0);
-  return std::make_unique<SystemLock>(std::move(fd), std::move(folder));
+  return std::make_unique<SystemLock>(std::move(fd), std::move(folder), path);
 }
 
 }  // namespace

@@ -319,6 +319,27 @@ def test_a_full_disk_fails_the_checkpoint_and_nothing_else(mounted: Callable[[st
     assert checkpoints(path)[-1].name.endswith("-step-4")
 
 
+def test_a_folder_that_another_daemon_has_by_now_is_not_written_to(folder: Path, tmp_path: Path) -> None:
+    """Somebody has moved the first one's away, and started the second in its place."""
+    with Daemon(storage=folder) as first:
+        train(first.server, 2)
+        assert ctl("checkpoint", RUN, server=first.server).returncode == 0
+        folder.rename(tmp_path / "away")
+        folder.mkdir()
+        with Daemon(storage=folder) as second:
+            train(first.server, 4)
+            said = ctl("checkpoint", RUN, server=first.server)
+            assert said.returncode == 1 and f"{folder} is another folder than the one" in said.stderr, said.stderr
+            assert f"process {second.pid};" in said.stderr and "start the daemon anew" in said.stderr, said.stderr
+            assert list((folder / "runs").iterdir()) == [] and runs_of(second.server) == []
+            second.kill()
+        shutil.rmtree(folder)
+        (tmp_path / "away").rename(folder)
+        assert ctl("checkpoint", RUN, server=first.server).returncode == 0
+        first.kill()
+    assert checkpoints(folder)[-1].name.endswith("-step-4")
+
+
 def test_a_rewind_past_all_checkpoints_where_the_disk_is_full_is_done_and_told(
     mounted: Callable[[str], Path], tmp_path: Path
 ) -> None:
