@@ -105,7 +105,8 @@ bool Journal::HandOver(Entry* entry) {
 
 void Journal::OnCheckpointBegun(uint64_t step) {
   begun_ = {NewIdentity(), step};
-  BeginSegment(begun_.id, state_ == State::kOn ? tail_ : 0, step);
+  alone_ = state_ != State::kOn;
+  BeginSegment(begun_.id, alone_ ? 0 : tail_, step);
   if (state_ == State::kOn) return;
   state_ = State::kBasing;
   logged_ = synced_ = step;
@@ -114,6 +115,7 @@ void Journal::OnCheckpointBegun(uint64_t step) {
 void Journal::OnCheckpointOver(bool published) {
   if (!published) {
     if (state_ == State::kBasing) Fall();
+    if (alone_) writer_->Remove(begun_.id);  // without that checkpoint it leads nowhere
     return;
   }
   writer_->RemoveBefore(begun_.id);

@@ -128,6 +128,7 @@ class Journal {
   bool fallen_ = false;  // it is off since the disk refused, until a checkpoint brings it back
   bool pumping_ = false;
   Base begun_ = {};      // the checkpoint begun last
+  bool alone_ = false;   // its file goes on from no other
   Base published_ = {};  // that files go on from, on the disk
   uint64_t tail_ = 0;    // identity of the file that is written
   uint64_t logged_ = 0;  // the last closed step that was handed to the queue

@@ -98,6 +98,24 @@ void JournalWriter::RemoveBefore(uint64_t base) {
   }});
 }
 
+void JournalWriter::Remove(uint64_t base) {
+  Add({.task = [this, base] {
+    auto files = ListJournal(options_.fs, options_.folder);
+    absl::Status status = files.status();
+    for (const JournalFile& file : files.value_or(std::vector<JournalFile>())) {
+      if (file.head.base != base) continue;
+      if (file.path == path_) {
+        file_.reset();
+        failed_ = true;
+      }
+      status = options_.fs->RemoveFile(file.path);
+    }
+    if (status.ok()) return;
+    Log(LogLevel::kWarn, "journal", "a file of the journal that leads nowhere could not be removed",
+        {{"path", options_.folder}, {"err", std::string(status.message())}});
+  }});
+}
+
 void JournalWriter::RemoveAll(absl::AnyInvocable<void(absl::Status)> done) {
   Add({.task = [this, done = std::move(done)]() mutable {
     file_.reset();
@@ -175,6 +193,15 @@ absl::Status JournalWriter::Begin(const SegmentHead& head) {
   path_ = absl::StrCat(options_.folder, "/", SegmentName(number_));
   ASSIGN_OR_RETURN(file_, options_.fs->Create(path_));
   Failpoint("journal.begun");
+  absl::Status status = WriteHead(head);
+  if (status.ok()) return status;
+  // Nobody reads a file without a head, and each try would leave one.
+  file_.reset();
+  options_.fs->RemoveFile(path_).IgnoreError();
+  return status;
+}
+
+absl::Status JournalWriter::WriteHead(const SegmentHead& head) {
   at_ = sequence_ = synced_ = 0;
   named_ = false;
   const std::string text = HeadText(head);

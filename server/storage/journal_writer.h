@@ -61,6 +61,8 @@ class JournalWriter {
   void Commit(uint64_t serial);
   // Removes the files before the one that begins with this identity; none, where there is no such file.
   void RemoveBefore(uint64_t base);
+  // Removes the file that begins with this identity, also if it is the one that is written.
+  void Remove(uint64_t base);
   // Removes all files, also the one that is written; `done` is told how that went, on the writer's thread.
   void RemoveAll(absl::AnyInvocable<void(absl::Status)> done);
 
@@ -80,6 +82,7 @@ class JournalWriter {
   void Loop();
   void Do(Job* job);
   absl::Status Begin(const SegmentHead& head);
+  absl::Status WriteHead(const SegmentHead& head);
   absl::Status WriteBlock(size_t block, uint32_t bytes);
   absl::Status SyncFile();
   absl::Status MakeFolder();

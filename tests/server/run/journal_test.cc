@@ -45,6 +45,49 @@ TEST(JournalTest, AFullDiskIsToldAndTheNextCheckpointBringsItBack) {
   EXPECT_EQ(Replay(&fs, base, 4)->survey.step, 5u);
 }
 
+TEST(JournalTest, TriesThatTheDiskHasNoRoomForLeaveNoFiles) {
+  ModelFs fs;
+  MakeRunFolder(&fs);
+  const auto files = [&fs] {
+    std::vector<std::string> names;
+    const auto entries = fs.List(kFolder);
+    for (const Fs::Entry& entry : *entries) names.push_back(entry.name);
+    return names;
+  };
+  {
+    JournaledRun run(&fs);
+    run.Step();
+    run.Begin();
+    run.Publish();
+    run.Step();
+    fs.set_capacity(1);
+    for (int tries = 0; tries < 3; ++tries) {
+      run.Step();
+      run.Begin();
+      run.Publish(false);
+    }
+    fs.set_capacity(1 << 30);  // for the file of the journal, and not for the checkpoint
+    for (int tries = 0; tries < 3; ++tries) {
+      run.Step();
+      run.Begin();
+      run.Publish(false);
+    }
+  }
+  EXPECT_THAT(files(), ElementsAre(SegmentName(1))) << "which leads from the checkpoint that there is to step 2";
+  {
+    JournaledRun run(&fs);
+    run.Step();
+    const uint64_t base = run.Begin();
+    run.Publish();
+    run.Step();
+    run.Begin();  // its file goes on from the one before, whatever becomes of the checkpoint
+    run.Publish(false);
+    run.Step();
+    EXPECT_EQ(run.Durable(), 3u);
+    EXPECT_EQ(Replay(&fs, base, 1)->survey.step, 3u);
+  }
+}
+
 TEST(JournalTest, ACrashAfterACrashGoesOnFromWhatTheFirstHasLeft) {
   ModelFs fs;
   MakeRunFolder(&fs);
