@@ -163,12 +163,49 @@ def test_masters_go_to_a_run_that_stores_or_serves_them_otherwise(
     saved = copy.deepcopy(one.state_dict())
     one.close()
     other = make(ballast.AdamW, [weight], lr=1e-3, run=f"{run}-2", **then)
-    other.load_state_dict({**saved, "param_groups": [{**saved["param_groups"][0], **other_formats(other)}]})
+    other.load_state_dict(saved)
     other.param_groups[0]["lr"] = 0.0
     step(other, weight, torch.zeros_like(weight), 1)
     master, wanted = (sd["state"][0]["master"] for sd in (other.state_dict(), saved))
     torch.testing.assert_close(master, wanted, rtol=2.0**-16, atol=0)
 
 
-def other_formats(optimizer: ballast.AdamW) -> dict[str, Any]:
-    return {key: optimizer.param_groups[0][key] for key in ("master", "serving")}
+FORMATS = ("master", "state", "master_weight_bits", "state_dtype", "rounding", "serving", "gradient_dtype")
+ADAMWS = [ballast.AdamW, ballast.StableAdamW, ballast.CollageLight, ballast.CollagePlus]
+
+
+@pytest.mark.parametrize("joined", [False, True], ids=["new", "joined"])
+def test_the_formats_of_a_state_dict_are_not_taken_over(joined: bool, make: Make, run: str) -> None:
+    weight = nn.Parameter(torch.linspace(-1, 1, 64))
+    one = make(ballast.AdamW, [weight], lr=0.01, weight_decay=0.3, serving="int8-row")
+    step(one, weight, torch.linspace(0.5, 1.5, 64), 2)
+    saved = copy.deepcopy(one.state_dict())
+    asked = {"rounding": "nearest", "gradient_dtype": "bf16", "serving": None, **EXACT}
+    twin = nn.Parameter(weight.detach().clone())
+    other = make(ballast.AdamW, [twin], run=f"{run}-2", **asked)
+    formats = {option: other.param_groups[0][option] for option in FORMATS}
+    if joined:
+        other.connect()
+    other.load_state_dict(saved)
+    assert {option: other.param_groups[0][option] for option in FORMATS} == formats
+    assert (other.param_groups[0]["lr"], other.param_groups[0]["weight_decay"]) == (0.01, 0.3)
+    step(other, twin, torch.linspace(0.5, 1.5, 64), 1)
+    assert (twin.detach().view(torch.int32) & 0xFF).any()  # fp32's bits: split24 has none here
+    assert other.run_status().generation == 1  # nothing was amended
+
+
+@pytest.mark.parametrize("then", ADAMWS)
+@pytest.mark.parametrize("first", ADAMWS)
+def test_an_adamws_state_goes_to_any_other_as_each_stores_it_by_default(
+    make: Make, run: str, first: Any, then: Any
+) -> None:
+    weight, gradient = nn.Parameter(torch.linspace(-1, 1, 64)), torch.linspace(0.5, 1.5, 64)
+    one = make(first, [weight], lr=0.01)
+    step(one, weight, gradient, 3)
+    saved = copy.deepcopy(one.state_dict())
+    other = make(then, [nn.Parameter(weight.detach().clone())], lr=0.01, run=f"{run}-2")
+    formats = {option: other.param_groups[0][option] for option in FORMATS}
+    other.load_state_dict(saved)
+    step(other, other.param_groups[0]["params"][0], gradient, 1)
+    assert {option: other.param_groups[0][option] for option in FORMATS} == formats
+    assert other.state_dict()["state"][0]["step"] == 4

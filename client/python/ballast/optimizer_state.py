@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ballast.errors import Rejected
 from ballast.membership import Membership
-from ballast.options import STORED, check_group, loaded_group
+from ballast.options import check_group, loaded_group
 from ballast.remote_state import RemoteState
 from ballast.settings import RunSettings
 from ballast.starting_state import StartingState
@@ -68,7 +68,7 @@ class OptimizerState(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes lr and the other options of param_groups over, as LR schedulers need it. Options that it lacks keep
-        their values, and so do master and state of a run that was joined: its own formats are no part of its state.
+        their values, and so do master, state, rounding, serving and gradient_dtype: a run's formats are no part of its state.
 
         State that it holds, as torch's optimizers keep it, goes to the run with the parameters' weights at the next first
         gradient: into a new run, or in the middle of one, after a rollback; steps count on. Every rank loads the same
@@ -88,8 +88,7 @@ class OptimizerState(torch.optim.Optimizer):
         saved, sizes = list(state_dict["param_groups"]), [len(group["params"]) for group in self.param_groups]
         kept = [{key: value for key, value in group.items() if key != "params"} for group in self.param_groups]
         if len(saved) == len(kept):  # else torch says what is wrong
-            lasting = () if session is None else STORED
-            saved = [loaded_group(o, theirs, lasting, self._settings.rule) for o, theirs in zip(kept, saved)]
+            saved = [loaded_group(ours, theirs, self._settings.rule) for ours, theirs in zip(kept, saved)]
             for group in saved:
                 check_group(group, self._settings.rule)
         if [len(group["params"]) for group in saved] == sizes:  # else likewise

@@ -23,7 +23,6 @@ WEIGHTS = (None, "client", "server", "match")
 
 # How the daemon stores a tensor: options, and their aliases.
 ALIASES = ("master_weight_bits", "state_dtype")
-STORED = ("master", "state", *ALIASES)
 # Where a tensor is stored and what it travels in: what `formats` may choose by name.
 FORMATS = ("master", "state", "rounding", "serving", "gradient_dtype")
 # Options that every rule has and that are in the description of the run: with another the run is amended.
@@ -354,17 +353,15 @@ def complete_group(given: Mapping[str, Any], defaults: Mapping[str, Any], rule: 
     return group
 
 
-def loaded_group(
-    ours: Mapping[str, Any], saved: Mapping[str, Any], lasting: Iterable[str], rules: Rule
-) -> dict[str, Any]:
-    """A group as load_state_dict() leaves it: what it lacks keeps its value, and so does what is lasting. Rejected if it was
-    of another rule."""
+def loaded_group(ours: Mapping[str, Any], saved: Mapping[str, Any], rules: Rule) -> dict[str, Any]:
+    """A group as load_state_dict() leaves it: what it lacks keeps its value, and so do formats, which are of the run that is
+    trained here. Rejected if it was of another rule."""
     if "rule" in saved and rules.others and rules.of(saved) != rules.of(ours):
         raise Rejected(
             f"a param_group of the state_dict has the rule {saved['rule']!r}, and that of the same place here "
             f"{rules.of(ours).name!r}: give the optimizer its groups in the order in which they were saved"
         )
-    return {**ours, **{key: value for key, value in saved.items() if key not in (*lasting, "rule")}}
+    return {**ours, **{key: value for key, value in saved.items() if key not in (*FORMATS, *ALIASES, "rule")}}
 
 
 def hyper_values(group: Mapping[str, Any], rule: Rule) -> dict[str, float]:
