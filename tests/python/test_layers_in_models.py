@@ -137,6 +137,44 @@ def test_torchs_encoder_evaluates_what_it_trains(kind: str) -> None:
         torch.testing.assert_close(model(x(2, 5, 16)), served.detach())
 
 
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize("pattern", ["*", "*layers.1.linear2"])
+@pytest.mark.parametrize("within", [False, True], ids=["encoder", "parent"])
+def test_torchs_encoder_of_padded_sequences(within: bool, pattern: str, padded: bool) -> None:
+    """In evaluation it makes their batch nested, for that fast path."""
+    torch.manual_seed(0)
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0), 2)
+    lengths = torch.tensor([5, 3, 2]) if padded else torch.tensor([5, 5, 5])
+    mask = torch.arange(5) >= lengths[:, None] if padded else None
+
+    def forwards() -> list[Tensor]:
+        found = []
+        for train, grad in ((True, True), (False, True), (False, False)):
+            encoder.train(train)
+            with torch.set_grad_enabled(grad):
+                made = encoder(x(3, 5, 16), src_key_padding_mask=mask)
+            found.append(torch.cat([one[:length] for one, length in zip(made, lengths)]).detach())
+        return found
+
+    wanted = forwards()
+    bnn.switch(nn.Sequential(nn.Flatten(), nn.ModuleDict({"encoder": encoder})) if within else encoder, pattern)
+    found = forwards()
+    for ours, theirs in zip(found, wanted):
+        torch.testing.assert_close(ours, found[0])
+        assert 0 < (ours - theirs).abs().max() < 0.05 * theirs.abs().max()
+
+
+def test_a_layer_that_was_switched_within_torchs_encoder_tells_what_to_write() -> None:
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2).eval()
+    bnn.switch(encoder.layers[1])
+    mask = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    with torch.no_grad():
+        with pytest.raises(ballast.Rejected, match="encoder.use_nested_tensor = False"):
+            encoder(x(2, 5, 16), src_key_padding_mask=mask)
+        encoder.use_nested_tensor = False
+        assert encoder(x(2, 5, 16), src_key_padding_mask=mask).isfinite().all()
+
+
 # --- hooks, copies and moves -------------------------------------------------------------------------------------------
 
 

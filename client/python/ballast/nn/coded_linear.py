@@ -117,6 +117,11 @@ class CodedLinear(nn.Linear):
 
     def _computed(self, x: Tensor) -> Tensor:
         """The input in the dtype of the output and of the weight's gradient: autocast's, else its own."""
+        if x.is_nested:
+            raise Rejected(
+                f"a nested input for {self}: nn.TransformerEncoder makes one in evaluation with a padding mask. Call "
+                "ballast.nn.switch on the encoder, or on a model that contains it, or write encoder.use_nested_tensor = False"
+            )
         if x.dim() == 0 or x.shape[-1] != self.in_features:
             raise Rejected(
                 f"an input of shape {tuple(x.shape)} for {self}: its last dimension is to be {self.in_features}"

@@ -66,7 +66,8 @@ def _take_over(linear: Any, made: CodedLinear) -> None:
 
 def _keep_read(model: nn.Module) -> None:
     """Where something else reads a layer's weight, that stays as it is: another module that has it, or another layer, which
-    would want codes of its own. An encoder layer that would read it in evaluation is kept from that."""
+    would want codes of its own. An encoder layer that would read it in evaluation is kept from that, and an encoder from
+    making its input nested, which that reading alone takes."""
     readers: dict[int, list[nn.Module]] = {}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
@@ -75,6 +76,8 @@ def _keep_read(model: nn.Module) -> None:
             isinstance(m, CodedLinear) for m in module.children()
         ):
             module.activation_relu_or_gelu = 0  # which its fast path asks for
+        if isinstance(module, nn.TransformerEncoder) and any(isinstance(m, CodedLinear) for m in module.modules()):
+            module.use_nested_tensor = False
     for reading in readers.values():
         for module in reading if len(reading) > 1 else []:
             if isinstance(module, CodedLinear):
