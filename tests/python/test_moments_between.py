@@ -6,12 +6,15 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import ballast
-from models import layered
+from ballast import numerics
+from ballast.bf16_words import are_served_of, to_flash24
+from models import layered, same_bits
 from side_by_side import side_by_side
 from test_moments import EXACT, difference, train
 
@@ -168,6 +171,68 @@ def test_masters_go_to_a_run_that_stores_or_serves_them_otherwise(
     step(other, weight, torch.zeros_like(weight), 1)
     master, wanted = (sd["state"][0]["master"] for sd in (other.state_dict(), saved))
     torch.testing.assert_close(master, wanted, rtol=2.0**-16, atol=0)
+
+
+@pytest.mark.parametrize("master", ["flash24", "flash32", "split24", "split32", "bf16"])
+def test_what_is_served_in_bf16_is_known_as_the_masters_and_flash24_makes_it_again(master: str) -> None:
+    """Of every fp32 near these words: powers of two, odd and even ones, subnormals and the largest."""
+    words = [
+        0x0000,
+        0x0001,
+        0x007F,
+        0x0080,
+        0x0081,
+        0x00FF,
+        0x3F7F,
+        0x3F80,
+        0x3F81,
+        0x3F82,
+        0x7F7E,
+        0x8000,
+        0xBF80,
+        0xBF81,
+    ]
+    near = np.concatenate([np.arange(word << 16, (word + 1) << 16, dtype=np.uint32) for word in words]).view(np.float32)
+    made = numerics.encode(near, master)
+    masters = torch.from_numpy(numerics.decode(made))
+    plane = "weight" if master == "bf16" else "weight.hi"
+    weights = torch.from_numpy(made.planes[plane][: near.size].view(np.int16)).view(torch.bfloat16)
+    assert are_served_of(weights, masters)
+    other = weights.clone()
+    other[7 * 65536 + 5] *= 1.01
+    assert not are_served_of(other, masters)
+    if master == "flash24":
+        again = numerics.encode(to_flash24(masters, weights).numpy(), master)
+        assert same_bits([torch.from_numpy(numerics.decode(again))], [masters])
+        served = torch.from_numpy(again.planes[plane][: near.size].view(np.int16)).view(torch.bfloat16)
+        assert torch.equal(served, weights)
+
+
+def test_flash24s_masters_come_back_to_the_bit(make: Make, run: str) -> None:
+    """Also where one lies halfway between two bf16 numbers, which 11 of these do."""
+    generator = torch.Generator().manual_seed(0)
+    weight = nn.Parameter(torch.randn(5000, generator=generator).bfloat16())
+    gradient = torch.randn(5000, generator=generator).bfloat16()
+    one = make(ballast.AdamW, [weight], lr=1e-3, master="flash24", rounding="nearest")
+    step(one, weight, gradient, 3)
+    saved = copy.deepcopy(one.state_dict())
+    assert (saved["state"][0]["master"].view(torch.int32) & 0xFFFF == 0x8000).any()
+    twin = nn.Parameter(weight.detach().clone())
+    other = make(ballast.AdamW, [twin], lr=1e-3, run=f"{run}-2", master="flash24", rounding="nearest")
+    other.load_state_dict(copy.deepcopy(saved))
+    for optimizer, trained in ((one, weight), (other, twin)):
+        optimizer.param_groups[0]["lr"] = 0.0
+        step(optimizer, trained, gradient, 1)
+    assert torch.equal(other.state_dict()["state"][0]["master"], saved["state"][0]["master"])
+    for optimizer, trained in ((one, weight), (other, twin)):
+        optimizer.param_groups[0]["lr"] = 1e-3
+        step(optimizer, trained, gradient, 2)
+    ours, theirs = (optimizer.state_dict()["state"][0] for optimizer in (other, one))
+    assert same_bits([twin.detach()], [weight.detach()]) and same(ours, theirs)
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
 
 
 FORMATS = ("master", "state", "master_weight_bits", "state_dtype", "rounding", "serving", "gradient_dtype")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ballast import _core
+from ballast.bf16_words import are_served_of, to_flash24
 from ballast.conversion_losses import ConversionLosses
 from ballast.error_feedback import ErrorFeedback
 from ballast.errors import Rejected
@@ -198,7 +199,13 @@ class Binding:
         own = self._served(weights, self.format) if narrower else _core.digest(weights.data_ptr(), weights.nbytes)
         if served is not None and served == own:
             return True
+        if weights.dtype == torch.bfloat16 and are_served_of(weights, master):
+            return True
         return any(torch.equal(one, weights) for one in may_be_served(master, weights.dtype))
+
+    def to_load(self, master: Tensor, weights: Tensor) -> Tensor:
+        """What is uploaded in fp32 so that the daemon has this master, and serves these weights of it, of the whole tensor."""
+        return to_flash24(master, weights) if (self._master, self._serving) == ("flash24", "bf16") else master
 
     def feed_back_errors(self) -> None:
         """From now on what a gradient loses in its wire format is added to the next one. Nothing where that loses nothing."""

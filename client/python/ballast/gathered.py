@@ -20,7 +20,7 @@ from ballast.spool import Spool, spooled_bytes
 
 @dataclass(frozen=True)
 class Gathered:
-    """The weights of a whole tensor, in host memory: to upload_of() what a Binding is whose parameter is whole."""
+    """The weights of a whole tensor, in host memory: to upload() what a Binding is whose parameter is whole."""
 
     binding: Binding
     landing: Tensor
@@ -39,6 +39,9 @@ class Gathered:
 
     def is_served_of(self, master: Tensor) -> bool:
         return self.binding.serves(self.landing, master)
+
+    def to_load(self, master: Tensor, weights: Tensor) -> Tensor:
+        return self.binding.to_load(master, weights)
 
 
 def gather(

@@ -72,13 +72,11 @@ def encode(weights: Tensor, format: str) -> ServedCodes:
 
 
 def may_be_served(master: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
-    """What daemons serve of this master, fp32, to parameters of the dtype: rounded to the nearest, ties to even or, of a
-    master in two halves, away from zero; or decoded codes. int8 that was decoded to 16 bits is not encoded to the same codes
-    again, but comes of the master so."""
+    """What daemons serve of this master, fp32, to parameters of the dtype, but for bf16 (bf16_words): rounded to the nearest,
+    ties to even; or decoded codes. int8 that was decoded to 16 bits is not encoded to the same codes again, but comes of the
+    master so."""
     most = torch.finfo(dtype).max
     yield master.clamp(-most, most).to(dtype)
-    if dtype == torch.bfloat16:
-        yield (master.contiguous().view(torch.int32) + 0x8000 >> 16).to(torch.int16).view(torch.bfloat16)
     for format in CODES:
         yield encode(master, format).decode(dtype)
 

@@ -14,7 +14,7 @@ from ballast.gathered import all_agree, gather, spread
 from ballast.moments import Moments, zeros
 from ballast.pulls import portions
 from ballast.replaced import Replaced
-from ballast.uploads import refuse_nonfinite, upload_of
+from ballast.uploads import refuse_nonfinite, upload
 from ballast.weights import Weights
 
 _CONNECT_S = 15.0
@@ -76,7 +76,7 @@ class ShardedWeights(Weights):
         self._refuse_nonfinite(bindings)
         complete = {id(b.parameter): self._complete(moments.get(id(b.parameter)), b) for b in bindings}
         whole, state = gather(bindings, complete, keep=self._rank.number == 0)
-        self._by_rank_0(lambda: self._client.load_weights(*upload_of(whole, state), True), "replace the weights")
+        self._by_rank_0(lambda: upload(self._client.load_weights, whole, state, True), "replace the weights")
         if self._rank.number > 0:
             self.await_end("replaces the run's weights")
         return Replaced(True)
@@ -148,7 +148,7 @@ class ShardedWeights(Weights):
     def _upload(self, moments: Mapping[int, Moments]) -> None:
         self._check_unmade()
         whole, state = gather(self._bindings, moments, keep=self._rank.number == 0)
-        self._by_rank_0(lambda: self._send(*upload_of(whole, state)), "upload the weights")
+        self._by_rank_0(lambda: upload(self._send, whole, state), "upload the weights")
         self._loaded = True
 
     def _compare(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from ballast.binding import Binding
     from ballast.parameters import NamedParameter
 
-# Of _core.Client.load_weights: slots, and counts of updates.
-Upload = tuple[list[tuple[int, str, str, int, int]], dict[int, int]]
+# Of _core.Client.load_weights, as its arguments are: slots, counts of updates, and more.
+Load = Callable[..., list[int]]
 
 
 class Uploaded(Protocol):
-    """A whole tensor: its weights in host memory, in `format`. is_served_of: whether the daemon serves them of this master."""
+    """A whole tensor: its weights in host memory, in `format`. is_served_of: whether the daemon serves them of this master;
+    to_load: of what fp32 it makes the master that it serves them of."""
 
     @property
     def index(self) -> int: ...
@@ -32,12 +33,13 @@ class Uploaded(Protocol):
     @property
     def landing(self) -> Tensor: ...
     def is_served_of(self, master: Tensor) -> bool: ...
+    def to_load(self, master: Tensor, weights: Tensor) -> Tensor: ...
 
 
-def upload_of(bindings: Iterable[Uploaded], moments: Mapping[int, Moments]) -> Upload:
-    """The weights of these tensors, in fp32 where the master beside them is what they were rounded from, and their
-    moments, by id(parameter). The bindings have loaded."""
-    slots, updates = [], {}
+def upload(load: Load, bindings: Iterable[Uploaded], moments: Mapping[int, Moments], *more: object) -> list[int]:
+    """Has `load` send the weights of these tensors, in fp32 where the master beside them is what they were rounded from, and
+    their moments, by id(parameter); returns what it does. The bindings have loaded."""
+    slots, updates, kept = [], {}, []
     for binding in bindings:
         state = moments.get(id(binding.parameter))
         master = None if state is None else state.master
@@ -45,12 +47,13 @@ def upload_of(bindings: Iterable[Uploaded], moments: Mapping[int, Moments]) -> U
             landing = binding.landing
             slots.append((binding.index, "weights", binding.format, landing.data_ptr(), landing.nbytes))
         else:
-            slots.append((binding.index, "weights", "fp32", master.data_ptr(), master.nbytes))
+            kept.append(binding.to_load(master, binding.landing))  # until it was sent
+            slots.append((binding.index, "weights", "fp32", kept[-1].data_ptr(), kept[-1].nbytes))
         if state is not None and state.slots:
             updates[binding.index] = state.updates
             for slot, values in state.slots.items():
                 slots.append((binding.index, slot, "fp32", values.data_ptr(), values.nbytes))
-    return slots, updates
+    return load(slots, updates, *more)
 
 
 def same(one: Moments, other: Moments) -> bool:

@@ -19,7 +19,7 @@ from ballast.rank_zero import SAME_WEIGHTS, await_end, await_upload
 from ballast.replaced import Amended, Replaced
 from ballast.saved_state import Token
 from ballast.status import status_of
-from ballast.uploads import refuse_nonfinite, same, upload_of
+from ballast.uploads import refuse_nonfinite, same, upload
 from ballast.weight_codes import give_weights_back
 from ballast.weight_copies import WeightCopies
 
@@ -188,7 +188,7 @@ class Weights:
     def _upload(self, moments: Mapping[int, Moments]) -> None:
         self._check_unmade()
         ours = [binding.digest() for binding in self._bindings]
-        served = self._send(*upload_of(self._bindings, moments))
+        served = upload(self._send, self._bindings, moments)
         self._unlike = {index: one for index, (one, other) in enumerate(zip(ours, served)) if one != other}
         self._loaded, self._digests = True, served
 
@@ -249,7 +249,7 @@ class Weights:
             moments = {id(b.parameter): self._complete(moments.get(id(b.parameter)), b) for b in bindings}
         ours = {binding.index: binding.digest() for binding in bindings}
         refuse_nonfinite(bindings, self._rank.run)
-        served = self._client.load_weights(*upload_of(bindings, moments), True)
+        served = upload(self._client.load_weights, bindings, moments, True)
         unlike = {index: digest for index, digest in self._unlike.items() if index not in ours}
         unlike |= {index: digest for index, digest in ours.items() if digest != served[index]}
         return Replaced(True, unlike)
@@ -285,7 +285,7 @@ class Weights:
             return Replaced(False)
         if self._rank.number == 0 and not self._loaded:
             ours = {binding.index: binding.digest() for binding in added}
-            served = self._client.load_weights(*upload_of(added, moments), True)
+            served = upload(self._client.load_weights, added, moments, True)
             return Replaced(True, {index: digest for index, digest in ours.items() if digest != served[index]})
         kept = len(self._bindings) - len(added)
         stored = [None] * kept + [binding.served_digest() for binding in added]
