@@ -128,8 +128,8 @@ class RunOptions(TypedDict, total=False):
         Rejected before its first gradient leaves, and names them; pull() takes the daemon's. One that is made while a step
         is open is told at its end. Weights that were changed and put back pass. A change in place through .data or numpy is
         looked for in 1 KiB of each tensor on the CPU, another at each step. "upload": those changed between two steps are
-        uploaded before the next one, and moments stay; every rank makes the same change before the same step, and rank 0's
-        is sent. "overwrite": they are lost, and nothing is said.
+        uploaded before the next one, and moments stay, as do the masters of elements that are as they were; every rank makes the
+        same change before the same step, and rank 0's is sent. "overwrite": they are lost, and nothing is said.
     saved_state: what state_dict() has of moments and masters. "full": all, in fp32. "reference": only which run and step
         they are of, so that load_state_dict() takes the same run there, if it is there or keeps a snapshot of it. None:
         "full" up to 1e9 parameters.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
+from torch import Tensor
+
 from ballast import _core
 from ballast.binding import Binding
 from ballast.progress import Transfer
@@ -24,6 +26,13 @@ def pull_to(bindings: Iterable[Binding], client: _core.Client, run: str) -> dict
             with Transfer(f"pulling weights of run '{run}'", total, lambda: client.moved):
                 steps |= pull(run, places)
     return steps
+
+
+def pulled(binding: Binding, client: _core.Client, run: str) -> Tensor:
+    """The daemon's weights of a tensor, decoded to the parameter's dtype, beside those that are here."""
+    decoded = binding.room()
+    client.pull(run, [(binding.index, decoded.data_ptr(), decoded.nbytes)])
+    return decoded
 
 
 def portions(bindings: Iterable[Binding]) -> Iterator[list[Binding]]:

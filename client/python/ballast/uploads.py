@@ -36,14 +36,23 @@ class Uploaded(Protocol):
     def to_load(self, master: Tensor, weights: Tensor) -> Tensor: ...
 
 
-def upload(load: Load, bindings: Iterable[Uploaded], moments: Mapping[int, Moments], *more: object) -> list[int]:
+def upload(
+    load: Load,
+    bindings: Iterable[Uploaded],
+    moments: Mapping[int, Moments],
+    *more: object,
+    masters: Mapping[int, Tensor] | None = None,
+) -> list[int]:
     """Has `load` send the weights of these tensors, in fp32 where the master beside them is what they were rounded from, and
-    their moments, by id(parameter); returns what it does. The bindings have loaded."""
+    their moments, by id(parameter); returns what it does. The bindings have loaded. masters: by index, in any case sent.
+    """
     slots, updates, kept = [], {}, []
     for binding in bindings:
         state = moments.get(id(binding.parameter))
-        master = None if state is None else state.master
-        if master is None or not binding.is_served_of(master):
+        master = (masters or {}).get(binding.index)
+        if master is None and state is not None and state.master is not None and binding.is_served_of(state.master):
+            master = state.master
+        if master is None:
             landing = binding.landing
             slots.append((binding.index, "weights", binding.format, landing.data_ptr(), landing.nbytes))
         else:

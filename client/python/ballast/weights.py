@@ -11,9 +11,10 @@ from torch import Tensor
 from ballast import _core
 from ballast.binding import Binding
 from ballast.errors import Rejected, RunRewound
+from ballast.kept_masters import kept_masters
 from ballast.moments import MASTER, Moments, without_updates, zeros
 from ballast.progress import Transfer
-from ballast.pulls import portions, pull_to
+from ballast.pulls import portions, pull_to, pulled
 from ballast.rank import Rank
 from ballast.rank_zero import SAME_WEIGHTS, await_end, await_upload
 from ballast.replaced import Amended, Replaced
@@ -249,7 +250,8 @@ class Weights:
             moments = {id(b.parameter): self._complete(moments.get(id(b.parameter)), b) for b in bindings}
         ours = {binding.index: binding.digest() for binding in bindings}
         refuse_nonfinite(bindings, self._rank.run)
-        served = upload(self._client.load_weights, bindings, moments, True)
+        masters = {} if only is None else kept_masters(only, self._client, self._rank.run)
+        served = upload(self._client.load_weights, bindings, moments, True, masters=masters)
         unlike = {index: digest for index, digest in self._unlike.items() if index not in ours}
         unlike |= {index: digest for index, digest in ours.items() if digest != served[index]}
         return Replaced(True, unlike)
@@ -389,12 +391,6 @@ class Weights:
                 "FAILED_PRECONDITION",
             )
 
-    def _pulled(self, binding: Binding) -> Tensor:
-        """The daemon's weights, decoded to the parameter's dtype."""
-        decoded = binding.room()
-        self._client.pull(self._rank.run, [(binding.index, decoded.data_ptr(), decoded.nbytes)])
-        return decoded
-
     def _digest_there(self, binding: Binding) -> int:
-        decoded = self._pulled(binding)
+        decoded = pulled(binding, self._client, self._rank.run)
         return _core.digest(decoded.data_ptr(), decoded.nbytes)
