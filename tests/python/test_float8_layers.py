@@ -54,6 +54,26 @@ def test_what_is_finite_stays_finite(dtype: torch.dtype) -> None:
     torch.testing.assert_close(codes.float()[1] * scale[0], large[1])
 
 
+@pytest.mark.parametrize("size", [1e-30, 1e-33, 1e-35, 1e-37, 1e-38])
+@pytest.mark.parametrize("dtype", MOST, ids=str)
+def test_tiny_numbers_keep_their_size(dtype: torch.dtype, size: float) -> None:
+    """Where what brings the largest of them to the format's is more than fp32 holds."""
+    x = torch.linspace(0.5, 1.0, 64) * size
+    codes, scale = to_fp8(x, dtype, scaled=True)
+    torch.testing.assert_close(codes.double() * scale.double(), x.double(), rtol=0.13, atol=0)
+
+
+def test_a_tiny_gradient_goes_through_the_layer() -> None:
+    layer, inputs, gradient = layer_of(), randn(8, 24).requires_grad_(), randn(8, 16, seed=2)
+    layer(inputs).backward(gradient)
+    assert inputs.grad is not None and layer.weight.grad is not None
+    wanted = [inputs.grad.double() * 2.0**-120, layer.weight.grad.double() * 2.0**-120]
+    inputs.grad = layer.weight.grad = None
+    layer(inputs).backward(gradient * 2.0**-120)
+    for found, expected in zip((inputs.grad, layer.weight.grad), wanted):
+        assert (found.double() - expected).norm() < 0.15 * expected.norm()  # what e5m2 rounds by
+
+
 @pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
 @pytest.mark.parametrize("dtype, scaled", list(itertools.product(MOST, (True, False))), ids=str)
 def test_what_is_not_finite_stays_so(dtype: torch.dtype, scaled: bool, bad: float) -> None:

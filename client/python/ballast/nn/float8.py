@@ -96,8 +96,8 @@ def to_fp8(x: Tensor, dtype: torch.dtype, scaled: bool) -> tuple[Tensor, Tensor]
         return _rounded(x, None, dtype), torch.empty(0, dtype=torch.float32, device=x.device)
     largest = _largest(x)
     most = torch.finfo(dtype).max
-    factor = torch.where(largest == 0, 1.0, most / largest).clamp(max=torch.finfo(torch.float32).max)
-    return _rounded(x, factor, dtype), torch.where(largest == 0, 0.0, divided(largest, most))
+    held = largest.clamp(min=most * torch.finfo(torch.float32).tiny)  # smaller ones would be multiplied by an infinity
+    return _rounded(x, most / held, dtype), torch.where(largest == 0, 0.0, divided(held, most))
 
 
 def _largest(x: Tensor) -> Tensor:
