@@ -37,3 +37,40 @@ def test_a_run_on_the_daemon_ends_with_these_bits(adamw: Callable[..., ballast.A
         numerics.step("adamw", weight, grad.numpy(), state, hyper, t, rounding=rounding, key=key)
     ours, theirs = numerics.decode(weight), parameter.detach().numpy()
     assert np.array_equal(ours.view(np.uint32), theirs.view(np.uint32))
+
+
+@pytest.mark.parametrize("state", ["companded8", "flash8"])
+def test_the_daemon_finds_the_codes_again_that_loaded_moments_were_decoded_from(
+    adamw: Callable[..., ballast.AdamW], state: str
+) -> None:
+    """Of blocks whose largest code is not reached, and code 0 of a variance, as NUMERICS.md says; what was never decoded is
+    encoded as numerics does."""
+    rng = np.random.default_rng(1)
+    moments = {}
+    for slot, largest in (("momentum", 127), ("variance", 255)):
+        made = numerics.encode(np.abs(rng.standard_normal(4096)).astype(np.float32), state, slot)
+        top = largest - (state == "companded8")  # which stochastic rounding may make of the largest
+        made.planes[slot][:] = rng.integers(0, top, 4096)
+        made.planes[slot][::32] = top
+        made.planes[slot][1::32] = 0
+        moments[slot] = numerics.decode(made)
+        moments[slot][64:96] = np.abs(rng.standard_normal(32))
+    again = numerics.decode(numerics.encode(moments["variance"], state, "variance"))
+    assert (again[96:] != moments["variance"][96:]).any() or state == "flash8"
+    parameter = torch.nn.Parameter(torch.ones(4096))
+    theirs = torch.optim.AdamW([parameter])
+    parameter.grad = torch.ones(4096)
+    theirs.step()
+    kept = theirs.state_dict()
+    kept["state"][0] |= {name: torch.from_numpy(moments[slot]) for name, slot in NAMES.items()}
+    optimizer = adamw([("weight", parameter)], state=state, master="fp32", commit="staged")
+    optimizer.load_state_dict(kept)
+    parameter.sum().backward()  # the moments are there
+    loaded = optimizer.state_dict()["state"][0]
+    for name, slot in NAMES.items():
+        wanted = moments[slot].copy()
+        wanted[64:96] = numerics.decode(numerics.encode(moments[slot][64:96], state, slot))
+        assert np.array_equal(loaded[name].numpy(), wanted)
+
+
+NAMES = {"exp_avg": "momentum", "exp_avg_sq": "variance"}

@@ -255,16 +255,18 @@ def _e4m3_values() -> NDArray[np.float32]:
 
 
 def convert(encoded: Encoded, to: str) -> Encoded:
-    """The same array in another format of its slot: decoded, and encoded to nearest.
+    """The same array in another format of its slot: decoded, and encoded to nearest; in its own as it is.
 
     What that changes is said by conversion_error(encoded.format, to, encoded.slot). ValueError as encode()'s.
     """
-    return encode(decode(encoded), to, encoded.slot)
+    return encoded.copy() if to == encoded.format else encode(decode(encoded), to, encoded.slot)
 
 
 def conversion_error(source: str, to: str, slot: str) -> CodecError:
-    """How far convert() moves values: what encoding in `to` costs, since decoding is exact. From `source` to itself,
-    weights stay as they are (flash32: but for the last bit).
+    """How far convert() moves values: what encoding in `to` costs, since decoding is exact. What was decoded from a format
+    and is encoded in it again stays as it is, but in flash32 for the last bit, in mcf and dynamic8, and in moments of companded8
+    and flash8: a block whose largest code was not reached gets another scale, and code 0 of companded8's variance, which stands
+    for a quarter of code 1, becomes that. The daemon finds such codes again when it loads moments.
 
     ValueError for an unknown name.
     """
