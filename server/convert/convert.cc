@@ -149,8 +149,11 @@ v1::StepResult FromResult(const StepRecord& closed, const RunSpec& spec) {
   result.set_durable_step(closed.durable_step);
   result.set_checkpoint_step(closed.checkpoint_step);
   if (closed.rejected_blocks > 0) {
-    result.add_warnings(absl::StrCat(closed.rejected_blocks, " blocks of 32 elements in ", closed.nonfinite_tensors,
-                                     " tensors kept their old contents: their gradient was not finite or too large"));
+    const auto counted = [](uint64_t n, const char* what) { return absl::StrCat(n, what, n == 1 ? "" : "s"); };
+    const uint64_t tensors = closed.rejected_tensors;
+    result.add_warnings(absl::StrCat(counted(closed.rejected_blocks, " block"), " of 32 elements",
+                                     tensors > 0 ? absl::StrCat(" in ", counted(tensors, " tensor")) : "",
+                                     " kept the old contents: the gradient there was not finite or too large"));
   }
   for (const SpikeEvent& event : closed.spikes) {
     *result.add_spikes() = FromSpike(event, spec);

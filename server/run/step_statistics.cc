@@ -205,6 +205,7 @@ void StepStatistics::Complete(StepRecord* record) const {
   for (uint32_t i = 0; i < tensors_.size(); ++i) {
     if (!updated_[i]) continue;
     record->rejected_blocks += tensors_[i].rejected;
+    record->rejected_tensors += tensors_[i].rejected > 0 ? 1 : 0;
     if (HasRms(*spec_, i)) record->tensor_rms.push_back(RmsOf(tensors_[i], spec_->tensors[i].elements));
   }
   Sums sum;

@@ -49,8 +49,8 @@ class StepStatistics {
   double HeldTo(uint32_t tensor) const { return held_to_[tensor]; }
   // Tensors whose update was held to less than the whole.
   uint64_t held() const { return held_; }
-  // Fills in grad_norm, nonfinite_tensors, rejected_blocks, edq_ratio, unchanged_ratio, layers and tensor_rms. Rules
-  // without a second moment have no RMS.
+  // Fills in grad_norm, nonfinite_tensors, rejected_blocks and _tensors, edq_ratio, unchanged_ratio, layers and
+  // tensor_rms. Rules without a second moment have no RMS.
   void Complete(StepRecord* record) const;
 
  private:

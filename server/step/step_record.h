@@ -42,6 +42,7 @@ struct StepRecord {
   std::optional<double> gradient_flushed = {}, gradient_overflowed = {};
   uint64_t nonfinite_tensors = 0;
   uint64_t rejected_blocks = 0;
+  uint64_t rejected_tensors = 0;  // how many tensors these are in; 0 too in a record that a checkpoint has kept
   // Over all layers together, at steps with full statistics; else none.
   std::optional<double> edq_ratio = {}, unchanged_ratio = {};
   std::optional<double> curvature_ratio = {};  // of the layer where it is largest

@@ -174,7 +174,7 @@ def test_a_gradient_too_large_for_fp8_is_not_applied(make: Make) -> None:
     optimizer = make(ballast.SGD, [("w", w)], lr=1.0, gradient_dtype="fp8-e5m2", **EXACT)
     w.grad = torch.full((64,), 1e-2)
     w.grad[40] = 1e6
-    with pytest.warns(UserWarning, match="1 blocks of 32"):
+    with pytest.warns(UserWarning, match="1 block of 32"):
         optimizer.step()
     assert optimizer.last_result.nonfinite_tensors == 1
     assert (w[32:] == 1).all() and (w[:32] < 1).all()

@@ -326,9 +326,20 @@ def test_a_nonfinite_gradient_poisons_nothing(bad: float, adamw: AdamW) -> None:
     optimizer.step()
     result = result_of(optimizer)
     assert (result.nonfinite_tensors, result.rejected_blocks) == (1, 1)
+    assert "1 block of 32 elements in 1 tensor kept the old contents" in result.warnings[0]
     assert torch.equal(w[32:64], torch.ones(32))
     assert (w[:32] < 1).all() and (w[64:] < 1).all() and (u < 1).all()
     w.grad, u.grad = torch.ones(128), torch.ones(32)
     optimizer.step()
     assert torch.isfinite(w).all() and (w[32:64] < 1).all()
     assert result_of(optimizer).nonfinite_tensors == 0
+
+
+def test_a_gradient_that_is_too_large_is_told_of_where_it_is(adamw: AdamW) -> None:
+    w = nn.Parameter(torch.ones(64))
+    optimizer = adamw([("w", w), ("u", nn.Parameter(torch.ones(32)))])
+    w.grad = torch.full((64,), 1e30)  # which is finite, and its square is not
+    optimizer.step()
+    result = result_of(optimizer)
+    assert (result.nonfinite_tensors, result.rejected_blocks) == (0, 2)
+    assert "2 blocks of 32 elements in 1 tensor kept the old contents" in result.warnings[0]
