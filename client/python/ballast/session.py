@@ -257,8 +257,7 @@ class Session(Amending):
 
     def push(self, parameter: Tensor, grad: Tensor) -> BaseException | None:
         """Sends a gradient. From here on, in the last micro-batch, the parameter may be overwritten until the step's end. Returns
-        what Ctrl-C has raised in a wait for the daemon, for the caller to raise when he has noted that the gradient is sent.
-        """
+        what Ctrl-C has raised in a wait for the daemon, which the caller raises when it is noted that this is sent."""
         binding = self._by_id[id(parameter)]
         gradient = binding.gradient(grad, self._loss_scale, self._losses, self.step)
         self._changes.before_gradient(self.weights, binding)
