@@ -157,6 +157,8 @@ class Run final : public VersionSource {
   // snapshot may have made room for a checkpoint that is whole, and no other. From a thread that is not the strand; `done`
   // comes there, or from the call. progress: called as it gets on, from any thread; likewise below.
   void Restore(const CheckpointReader& checkpoint, const std::function<void()>& progress, RewindDone done);
+  // That FAILED_PRECONDITION alone, before what takes long. From a thread that is not the strand.
+  absl::Status CheckGoesBack(const CheckpointReader& checkpoint);
   // The checkpoint's planes and memory become a snapshot of a new run, for GoOnFrom. Errors and thread as above.
   absl::StatusOr<RunFigures> Bring(const CheckpointReader& checkpoint, const std::function<void()>& progress);
   // Before anything else is asked of a new run: it is what was brought of this checkpoint. `restored`: from what, for
@@ -220,8 +222,6 @@ class Run final : public VersionSource {
   // As in SnapshotRing; UNAVAILABLE: all places are pinned.
   absl::StatusOr<std::optional<uint64_t>> BeginBringing(SnapshotRing::OldestSnapshot oldest);
   SnapshotRing& snapshots() { return driver_->executor().rewinder().snapshots(); }
-  // Why it may not go back to the checkpoint.
-  absl::Status CheckGoesBack(const CheckpointReader& checkpoint) const;
   PlanBytes LiveBytes() const;
   // On the strand, and waits for it.
   void PostAndWait(absl::FunctionRef<void()> task);

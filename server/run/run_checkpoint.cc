@@ -77,10 +77,15 @@ void Run::Rewind(RewindOrder order, RewindDone done) {
   });
 }
 
-absl::Status Run::CheckGoesBack(const CheckpointReader& checkpoint) const {
-  if (ended_ || closed_) return Gone();
-  const uint64_t closed = driver_->executor().machine().step() - 1, step = checkpoint.manifest().step();
-  if (step <= closed) return absl::OkStatus();
+absl::Status Run::CheckGoesBack(const CheckpointReader& checkpoint) {
+  const uint64_t step = checkpoint.manifest().step();
+  uint64_t closed = 0;
+  absl::Status gone;
+  PostAndWait([&] {
+    if (ended_ || closed_) return void(gone = Gone());
+    closed = driver_->executor().machine().step() - 1;
+  });
+  if (!gone.ok() || step <= closed) return gone;
   return absl::FailedPreconditionError(
       absl::StrCat("run '", spec_.run_id, "' is at step ", closed, ", and ", checkpoint.folder(), " is of step ", step,
                    ", which is later: a run that is there only goes back. To go on from that checkpoint all the same, "
@@ -90,9 +95,7 @@ absl::Status Run::CheckGoesBack(const CheckpointReader& checkpoint) const {
 
 void Run::Restore(const CheckpointReader& checkpoint, const std::function<void()>& progress, RewindDone done) {
   const uint64_t step = checkpoint.manifest().step();
-  absl::Status goes_back;
-  PostAndWait([&] { goes_back = CheckGoesBack(checkpoint); });
-  if (!goes_back.ok()) return done(goes_back);
+  if (absl::Status s = CheckGoesBack(checkpoint); !s.ok()) return done(s);
   const auto brought = Read(checkpoint, progress);
   if (!brought.ok()) return done(brought.status());
   Rewind({.to_step = step, .reason = "restore", .brought = brought->id},

@@ -18,7 +18,10 @@ absl::StatusOr<CheckpointReader> RunRegistry::Examine(const std::string& run_id,
   const auto may = [&](const CheckpointReader& checkpoint) -> absl::Status {
     ASSIGN_OR_RETURN(const CreateRequest request, RequestOf(checkpoint));
     is_its = request.spec.run_id == run_id;
-    if (is_its) return absl::OkStatus();
+    const auto living = Find(run_id);
+    const bool is_there = living.ok() && (*living)->Status().state != RunState::kFailed &&
+                          (*living)->spec_sha256() == request.spec_sha256;
+    if (is_its) return is_there ? (*living)->CheckGoesBack(checkpoint) : absl::OkStatus();
     return absl::FailedPreconditionError(absl::StrCat(checkpoint.folder(), " is of run '", request.spec.run_id,
                                                       "', not of '", run_id, "': name that run"));
   };

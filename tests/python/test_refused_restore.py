@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from daemon import Daemon
@@ -34,8 +35,8 @@ def train_and_keep(daemon: Daemon, *steps: int) -> None:
     assert snapshots(daemon) == list(steps)[-3:]
 
 
-def damage(storage: Path, step: int) -> None:
-    [checkpoint] = (storage / "runs" / RUN).glob(f"0*-step-{step}")
+def damage(folder: Path, step: int) -> None:
+    [checkpoint] = folder.glob(f"0*-step-{step}")
     [model] = checkpoint.glob("model-*.safetensors")
     text = bytearray(model.read_bytes())
     text[len(text) // 2] ^= 1
@@ -61,6 +62,22 @@ def test_what_was_undone_does_not_come_back_by_a_refused_restore(tmp_path: Path)
         daemon.kill()
 
 
+def test_what_was_brought_is_not_read_whole_where_the_run_has_not_come_to_its_step(tmp_path: Path) -> None:
+    storage, imports = tmp_path / "storage", tmp_path / "imports"
+    storage.mkdir()
+    imports.mkdir()
+    with Daemon(storage=storage, flags=[f"--storage.import_dir={imports}"]) as daemon:
+        train(daemon.server, 12, snapshots=2, snapshot_every=5)
+        done(daemon, "checkpoint", RUN)
+        shutil.copytree(storage / "runs" / RUN, imports / RUN)
+        damage(imports / RUN, 12)
+        done(daemon, "rewind", RUN, "--to", 10)
+        said = refused(daemon, "restore", RUN, "--from", imports / RUN)
+        assert "is of step 12, which is later" in said and "damaged" not in said, said
+        assert snapshots(daemon) == [5, 10]
+        daemon.kill()
+
+
 def test_what_can_be_restored_is_named_with_what_was_undone(tmp_path: Path) -> None:
     with Daemon(storage=tmp_path) as daemon:
         train(daemon.server, 12, snapshots=2, snapshot_every=5)
@@ -75,7 +92,7 @@ def test_a_damaged_checkpoint_takes_no_snapshots_place(tmp_path: Path) -> None:
     with Daemon(storage=tmp_path) as daemon:
         train_and_keep(daemon, 10, 20, 30, 40)
         for step in (10, 20):
-            damage(tmp_path, step)
+            damage(tmp_path / "runs" / RUN, step)
             assert "is damaged" in refused(daemon, "restore", RUN, "--step", step)
             assert snapshots(daemon) == [20, 30, 40]
         assert "is back at step 20" in done(daemon, "rewind", RUN, "--to", 20)
