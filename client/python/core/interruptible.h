@@ -29,28 +29,32 @@ auto Unlocked(Call call) {
 // A call that InterruptibleCalls makes: its thread sets kEnded, its caller kLeft, and who is second undoes it.
 enum class CallState { kRuns, kEnded, kLeft };
 
-// The state of the call that this thread was started for.
-inline thread_local std::shared_ptr<const std::atomic<CallState>> call_of_thread;
-// Likewise of a thread of its own that pushes: whether what it does is to be over soon.
-inline thread_local const std::atomic<bool>* hurries_thread = nullptr;
-// True in a thread that waits in UnlockedTransfer. Others may outlive the interpreter, and do not ask it.
+// Of a thread of this module's own: whether nobody waits any more for what it does.
+inline thread_local std::function<bool()> thread_is_left;
+// True in a thread that waits in Heeding. Others may outlive the interpreter, and do not ask it.
 inline thread_local bool heeds_signals = false;
 
 // Whether nobody waits any more for what this thread does: a signal's handler raised, as Ctrl-C's does.
 inline bool SignalRaised() {
-  if (call_of_thread != nullptr) return *call_of_thread == CallState::kLeft;
-  if (hurries_thread != nullptr) return *hurries_thread;
+  if (thread_is_left) return thread_is_left();
   if (!heeds_signals) return false;
   const LockTaken locked;
   return PyErr_CheckSignals() != 0;
 }
 
-// Unlocked, for calls that wait to try again: Ctrl-C ends the wait.
+// Unlocked, for calls that wait: Ctrl-C ends the wait. PyErr_Occurred() is then what was raised.
 template <typename Call>
-auto UnlockedTransfer(Call call) {
+auto Heeding(Call call) {
   heeds_signals = true;
   auto result = Unlocked(std::move(call));
   heeds_signals = false;
+  return result;
+}
+
+// Heeding, where what was raised is thrown.
+template <typename Call>
+auto UnlockedTransfer(Call call) {
+  auto result = Heeding(std::move(call));
   if (PyErr_Occurred() != nullptr) throw nanobind::python_error();
   return OrThrow(std::move(result));
 }
@@ -68,7 +72,7 @@ class InterruptibleCalls {
     std::packaged_task<Result()> task(
         [call = std::optional(std::move(call)), undo = std::optional(undo), state, left = left_]() mutable -> Result {
           if (left) (*left)();
-          call_of_thread = state;
+          thread_is_left = [state] { return *state == CallState::kLeft; };
           const bool raised = SignalRaised();
           Result result = raised ? Result(absl::CancelledError("interrupted before it began")) : (*call)();
           if (!raised && state->exchange(CallState::kEnded) == CallState::kLeft && result.ok()) (*undo)();

@@ -68,7 +68,7 @@ LaunchHostFunction FindLaunch() {
 }  // namespace
 
 void PushQueue::State::Run() {
-  hurries_thread = &hurries;
+  thread_is_left = [this] { return hurries.load(); };
   absl::MutexLock lock(&mu);
   for (;;) {
     mu.Await(absl::Condition(this, &State::HasWork));

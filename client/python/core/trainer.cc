@@ -222,10 +222,8 @@ void BeginStep(const PyClient& self, const Groups& groups, double loss_scale, ui
 
 // Returns what a signal's handler has raised meanwhile, which ends a wait for the daemon: the gradient is pushed nevertheless.
 nb::object Push(const PyClient& self, uint32_t tensor, Address address, uint64_t bytes) {
-  heeds_signals = true;
   const absl::Status pushed =
-      Unlocked([&, client = self.Get()] { return client->Push(tensor, BytesAt(address, bytes)); });
-  heeds_signals = false;
+      Heeding([&, client = self.Get()] { return client->Push(tensor, BytesAt(address, bytes)); });
   nb::object raised = nb::none();
   if (PyErr_Occurred() != nullptr) raised = nb::borrow(nb::python_error().value());
   OrThrow(pushed);
