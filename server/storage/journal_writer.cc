@@ -5,6 +5,7 @@
 #include <limits>
 #include <utility>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 
 #include "server/base/clock.h"
@@ -26,6 +27,19 @@ absl::Status RemoveFilesBelow(Fs* fs, const std::string& folder, const std::vect
   }
   first.Update(fs->SyncFolder(folder));
   return first;
+}
+
+// Calls `remove` with all files and the one that begins with this identity, if there is one; what fails is logged.
+void RemoveAt(Fs* fs, const std::string& folder, uint64_t base,
+              absl::FunctionRef<absl::Status(const std::vector<JournalFile>&, const JournalFile&)> remove) {
+  const auto files = ListJournal(fs, folder);
+  absl::Status status = files.status();
+  for (const JournalFile& file : files.value_or(std::vector<JournalFile>())) {
+    if (file.head.base == base) status = remove(*files, file);
+  }
+  if (status.ok()) return;
+  Log(LogLevel::kWarn, "journal", "files of the journal that are no longer needed could not be removed",
+      {{"path", folder}, {"err", std::string(status.message())}});
 }
 
 }  // namespace
@@ -85,34 +99,23 @@ void JournalWriter::Commit(uint64_t serial) {
 
 void JournalWriter::RemoveBefore(uint64_t base) {
   Add({.task = [this, base] {
-    auto files = ListJournal(options_.fs, options_.folder);
-    absl::Status status = files.status();
-    for (const JournalFile& file : files.value_or(std::vector<JournalFile>())) {
-      if (file.head.base != base) continue;
-      Failpoint("journal.covered");
-      status = RemoveFilesBelow(options_.fs, options_.folder, *files, file.number);
-    }
-    if (status.ok()) return;
-    Log(LogLevel::kWarn, "journal", "files of the journal that are no longer needed could not be removed",
-        {{"path", options_.folder}, {"err", std::string(status.message())}});
+    RemoveAt(options_.fs, options_.folder, base,
+             [this](const std::vector<JournalFile>& files, const JournalFile& file) {
+               Failpoint("journal.covered");
+               return RemoveFilesBelow(options_.fs, options_.folder, files, file.number);
+             });
   }});
 }
 
 void JournalWriter::Remove(uint64_t base) {
   Add({.task = [this, base] {
-    auto files = ListJournal(options_.fs, options_.folder);
-    absl::Status status = files.status();
-    for (const JournalFile& file : files.value_or(std::vector<JournalFile>())) {
-      if (file.head.base != base) continue;
+    RemoveAt(options_.fs, options_.folder, base, [this](const std::vector<JournalFile>&, const JournalFile& file) {
       if (file.path == path_) {
         file_.reset();
         failed_ = true;
       }
-      status = options_.fs->RemoveFile(file.path);
-    }
-    if (status.ok()) return;
-    Log(LogLevel::kWarn, "journal", "a file of the journal that leads nowhere could not be removed",
-        {{"path", options_.folder}, {"err", std::string(status.message())}});
+      return options_.fs->RemoveFile(file.path);
+    });
   }});
 }
 
