@@ -36,9 +36,10 @@
 //
 // Memory: Push copies, over shared memory to where the daemon reads, as far as the rank's window goes; else into a host
 // buffer, and each chunk is freed as the daemon acknowledges it: gradients that do not leave as fast as they are pushed
-// are kept, as many as AttachOptions.gradient_buffer_bytes says; then Push waits. 64 MiB of the memory that chunks had stay for
-// those to come, until the client is destroyed. What is passed to Push, LoadWeights and Pull is used in the course of the call alone. What is bound
-// stays in use until it is bound elsewhere, Detach, or the client's end, also when a step has failed: make it before the client.
+// are kept, as many as AttachOptions.gradient_buffer_bytes says; then Push waits. 64 MiB of the memory that chunks had stay
+// for those to come, until the client is destroyed. What is passed to Push, LoadWeights and Pull is used in the course of
+// the call alone. What is bound stays in use until it is bound elsewhere, Detach, or the client's end, also when a step has
+// failed: make it before the client.
 //
 // Errors: absl::Status with the daemon's code and message. A call refused for its arguments or its place in the
 // sequence (INVALID_ARGUMENT, FAILED_PRECONDITION) changes nothing. When the daemon ends the session, or cannot be

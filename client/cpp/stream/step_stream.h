@@ -172,6 +172,8 @@ class StepStream {
   bool BufferIsFull() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Until it is not, or the caller is interrupted, or the daemon has taken nothing for too long. Requires that it is.
   void AwaitRoom() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // How many chunks of so many bytes are to be copied now. 0: it has waited, and the next may leave at once by now.
+  uint64_t AwaitPortion(uint64_t chunk_bytes) ABSL_LOCKS_EXCLUDED(mu_);
   void LogStandstill(uint64_t kept_bytes) const ABSL_LOCKS_EXCLUDED(mu_);
   bool WriterHasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return HasMore() && !writing_; }
   // Waits for more small gradients, so that the daemon wakes to several. Whoever pushes is not held up.

@@ -88,14 +88,9 @@ absl::Status StepStream::PushInPortions(uint32_t tensor, absl::Span<const std::b
         ++first;
         continue;
       }
-      uint64_t together = 1;
-      if (absl::MutexLock lock(&mu_); first < wire.end_chunk && BufferIsFull()) {
-        AwaitRoom();
-        continue;  // it may leave at once by now
-      } else if (step_ && step_->kept_bytes() + kCutTogether * chunk_bytes <= options_.gradient_buffer_bytes) {
-        together = kCutTogether;
-      }
-      const uint64_t last = std::min(wire.end_chunk, first + together);
+      const uint64_t portion = first < wire.end_chunk ? AwaitPortion(chunk_bytes) : 1;
+      if (portion == 0) continue;
+      const uint64_t last = std::min(wire.end_chunk, first + portion);
       std::vector<std::string> chunks = CutIntoChunks(tensors_, tensor, first, last, gradient, &memory_);
       FreedChunks freed(&memory_);
       if (auto s = memory_.status(); !s.ok()) FailAndLeave(s);  // a part of the gradient may have left
@@ -111,6 +106,16 @@ absl::Status StepStream::PushInPortions(uint32_t tensor, absl::Span<const std::b
     return none;
   }
   return absl::OkStatus();
+}
+
+uint64_t StepStream::AwaitPortion(uint64_t chunk_bytes) {
+  absl::MutexLock lock(&mu_);
+  if (BufferIsFull()) {
+    AwaitRoom();
+    return 0;
+  }
+  const bool fits = step_ && step_->kept_bytes() + kCutTogether * chunk_bytes <= options_.gradient_buffer_bytes;
+  return fits ? kCutTogether : 1;
 }
 
 bool StepStream::BufferIsFull() const {
@@ -142,8 +147,8 @@ void StepStream::AwaitRoom() {
 void StepStream::LogStandstill(uint64_t kept_bytes) const {
   connection_.Log(
       absl::StrFormat("rank %d of run '%s': %d bytes of gradients wait here, and the daemon has taken none for %g s: "
-                      "from now on as many are "
-                      "kept as there are (gradient_buffer_bytes), in case another rank waits for this one",
+                      "from now on as many are kept as there are (gradient_buffer_bytes), in case another rank "
+                      "waits for this one",
                       options_.rank, options_.run_id, kept_bytes, options_.gradient_wait_s));
 }
 
