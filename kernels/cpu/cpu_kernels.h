@@ -61,12 +61,16 @@ class CpuKernel {
     for (uint64_t first = tile * kTile; first < end; first += kRow) act(first, std::min(kRow, end - first));
   }
 
-  // Whether a rule in two halves gets a loop for each: where what is encoded is all that the second half needs, and a
-  // processor has too few registers for both at once. With 32 one loop is 6 % faster (AMD family 25 model 17).
-  static constexpr bool kTwoLoops = [] {
+  using Largest = LargestOfRow<V, kMomentCount>;
+  using CoreLanes = typename Row::CoreLanes;
+  // A block's moments after the rule, in the form that their formats encode.
+  using NewMoments = typename V::F[kMomentCount][kVectors<V>];
+
+  // Whether a rule in two halves needs of the first half no more than what is encoded. Then the first half of each block is
+  // made before the second half of the block before it, so that neither waits for the other's divisions.
+  static constexpr bool kApart = [] {
     return []<int... I>(std::integer_sequence<int, I...>) {
-      return V::kFewRegisters && Rule::kInHalves &&
-             (... && (Rule::kMoments[I] == Moment::kSigned || MomentType<I>::kStoresRoot));
+      return Rule::kInHalves && (... && (Rule::kMoments[I] == Moment::kSigned || MomentType<I>::kStoresRoot));
     }
     (std::make_integer_sequence<int, kMomentCount>());
   }();
@@ -75,67 +79,90 @@ class CpuKernel {
   template <StatisticsLevel kLevel>
   void ApplyRow(uint64_t first) {
     typename V::F constants[Rule::kConstants];  // of its own, since no store can change it
-    for (int i = 0; i < Rule::kConstants; ++i) constants[i] = constants_[i];
-    if constexpr (kTwoLoops) {
-      for (uint64_t b = 0; b < kRowBlocks; ++b) UpdateMoments(constants, first, b);
+    for (int i = 0; i < Rule::kConstants; ++i) constants[i] = V::Set(u_.constants[i]);
+    const CoreLanes core = row_.core();
+    Largest most;
+    if constexpr (kApart) {
+      NewMoments now, next;
+      FirstHalf(constants, first, 0, now);
+      for (uint64_t b = 0; b < kRowBlocks - 1; ++b) {
+        FirstHalf(constants, first, b + 1, next);
+        SecondHalf<kLevel>(constants, first, b, now, core, &most);
+        for (int m = 0; m < kMomentCount; ++m) std::copy_n(next[m], kVectors<V>, now[m]);
+      }
+      SecondHalf<kLevel>(constants, first, kRowBlocks - 1, now, core, &most);
+    } else {
+      for (uint64_t b = 0; b < kRowBlocks; ++b) BothHalves<kLevel>(constants, first, b, core, &most);
     }
-    for (uint64_t b = 0; b < kRowBlocks; ++b) UpdateBlock<kLevel>(constants, first, b);
+    row_.FindRejected(most);
   }
 
-  void UpdateMoments(const typename V::F* constants, uint64_t first, uint64_t b) {
+  [[gnu::always_inline]] void FirstHalf(const typename V::F* constants, uint64_t first, uint64_t b,
+                                        NewMoments& moments) {
     const auto old = row_.DecodeMoments(first, b);
     for (int j = 0; j < kVectors<V>; ++j) {
-      const uint64_t i = b * kBlock + static_cast<uint64_t>(j) * V::kWidth;
-      Element<V> e = row_.Load(first, i);
+      Element<V> e = row_.Load(first, Index(b, j));
       row_.SetMoments(old, j, &e);
       Updated<V> r;
       Rule::template Moments<V>(constants, e, &r);
-      Row::ForEachMoment([&](auto m) { V::Store(row_.moment[m] + i, Encoded<m>(r)); });
+      KeepMoments(r, b, j, moments);
     }
   }
   template <StatisticsLevel kLevel>
-  void UpdateBlock(const typename V::F* constants, uint64_t first, uint64_t b) {
-    typename Row::BlockMoments old;
-    if constexpr (!kTwoLoops) old = row_.DecodeMoments(first, b);
-    CoreTerms<V> terms;
-    BlockLargest<V, kMomentCount> most;
+  [[gnu::always_inline]] void SecondHalf(const typename V::F* constants, uint64_t first, uint64_t b,
+                                         const NewMoments& moments, const CoreLanes& core, Largest* most) {
     for (int j = 0; j < kVectors<V>; ++j) {
-      const uint64_t i = b * kBlock + static_cast<uint64_t>(j) * V::kWidth;
-      Element<V> e = row_.Load(first, i);
+      const Element<V> e = row_.Load(first, Index(b, j));
       Updated<V> r;
-      if constexpr (kTwoLoops) {
-        Row::ForEachMoment([&](auto m) { r.moment[m] = r.root[m] = V::Load(row_.moment[m] + i); });
-        Rule::template Step<V>(constants, e, &r);
-      } else {
-        row_.SetMoments(old, j, &e);
-        if constexpr (kIsOverMatrix<Rule>) e.direction = V::Load(u_.direction + first + i);
-        r = ApplyRule<V, Rule>(constants, e);
-        Row::ForEachMoment([&](auto m) { V::Store(row_.moment[m] + i, Encoded<m>(r)); });
-      }
-      Row::ForEachMoment([&](auto m) { RaiseTo(Encoded<m>(r), &most.moment[m]); });
-      KeepWeight<kLevel>(r, i);
-      RaiseTo(r.weight, &most.weight);
-      terms.grad[j] = e.grad;
-      terms.delta[j] = r.delta;
-      if constexpr (Rule::kHasRms) terms.rms[j] = r.rms_term;
+      Row::ForEachMoment([&](auto m) { r.moment[m] = r.root[m] = moments[m][j]; });
+      Rule::template Step<V>(constants, e, &r);
+      KeepWeight<kLevel>(e.grad, r, Index(b, j), core, most);
     }
-    row_.template FinishBlock<kLevel != StatisticsLevel::kOff, Rule::kHasRms>(b, most, terms);
+    RaiseMoments(moments, b, most);
+  }
+  template <StatisticsLevel kLevel>
+  void BothHalves(const typename V::F* constants, uint64_t first, uint64_t b, const CoreLanes& core, Largest* most) {
+    const auto old = row_.DecodeMoments(first, b);
+    NewMoments moments;
+    for (int j = 0; j < kVectors<V>; ++j) {
+      Element<V> e = row_.Load(first, Index(b, j));
+      row_.SetMoments(old, j, &e);
+      if constexpr (kIsOverMatrix<Rule>) e.direction = V::Load(u_.direction + first + Index(b, j));
+      const auto r = ApplyRule<V, Rule>(constants, e);
+      KeepMoments(r, b, j, moments);
+      KeepWeight<kLevel>(e.grad, r, Index(b, j), core, most);
+    }
+    RaiseMoments(moments, b, most);
   }
 
+  // Of the row's elements the first of vector j of block b.
+  static uint64_t Index(uint64_t b, int j) { return b * kBlock + static_cast<uint64_t>(j) * V::kWidth; }
+
+  void KeepMoments(const Updated<V>& r, uint64_t b, int j, NewMoments& moments) {
+    Row::ForEachMoment([&](auto m) {
+      moments[m][j] = MomentType<m>::kStoresRoot ? r.root[m] : r.moment[m];
+      V::Store(row_.moment[m] + Index(b, j), moments[m][j]);
+    });
+  }
+  void RaiseMoments(const NewMoments& moments, uint64_t b, Largest* most) {
+    Row::ForEachMoment([&](auto m) {
+      auto block = V::SetBits(0);
+      for (int j = 0; j < kVectors<V>; ++j) {
+        const auto magnitude = MomentType<m>::kStoresRoot ? V::Bits(moments[m][j]) : Magnitude(moments[m][j]);
+        block = j == 0 ? magnitude : V::MaxBits(block, magnitude);
+      }
+      row_.template KeepLargest<m>(b, block, &most->moment[m]);
+    });
+  }
   template <StatisticsLevel kLevel>
-  void KeepWeight(const Updated<V>& r, uint64_t i) {
+  void KeepWeight(typename V::F grad, const Updated<V>& r, uint64_t i, const CoreLanes& core, Largest* most) {
     V::Store(row_.next + i, r.weight);
     if constexpr (Master::kPaired) V::Store(row_.next_low + i, r.weight_low);
     if constexpr (kLevel == StatisticsLevel::kFull) V::Store(row_.delta + i, r.delta);
+    most->weight = V::MaxBits(most->weight, Magnitude(r.weight));
+    if constexpr (kLevel != StatisticsLevel::kOff) Row::template AddCore<Rule::kHasRms>(core, i, grad, r);
   }
-  // Moment I in the form that its format encodes.
-  template <int I>
-  static typename V::F Encoded(const Updated<V>& r) {
-    return MomentType<I>::kStoresRoot ? r.root[I] : r.moment[I];
-  }
-  static void RaiseTo(typename V::F x, typename V::U* most) {
-    *most = V::MaxBits(*most, V::And(V::Bits(x), V::SetBits(kMagnitude)));
-  }
+  static typename V::U Magnitude(typename V::F x) { return V::And(V::Bits(x), V::SetBits(kMagnitude)); }
 
   // What each element adds; of a rule over matrices its direction, whose square that is. Zeros past the tensor's end.
   void MeasureRow(uint64_t first, uint64_t count) {
@@ -149,7 +176,7 @@ class CpuKernel {
         if constexpr (kIsOverMatrix<Rule>) {
           const auto directed = Rule::template Direct<V>(constants_, V::Load(row_.grad + i), moment[j]);
           V::Store(terms_ + i, directed.direction);
-          RaiseTo(directed.m, &most);
+          most = V::MaxBits(most, Magnitude(directed.m));
         } else {
           const auto measured = Rule::template Measure<V>(constants_, V::Load(row_.grad + i), moment[j]);
           V::Store(terms_ + i, measured.term);

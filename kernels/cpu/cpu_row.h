@@ -11,20 +11,16 @@
 #include <tuple>
 
 #include "kernels/cpu/cpu_rows.h"
+#include "kernels/cpu/row_sums.h"
 #include "kernels/layout.h"
+#include "kernels/rules/rule.h"
 
 namespace ballast::kernels {
 inline namespace BALLAST_UNIT {
 
-// What the core statistics of a block are made of.
-template <class V>
-struct CoreTerms {
-  typename V::F grad[kVectors<V>], delta[kVectors<V>], rms[kVectors<V>];
-};
-
-// The largest magnitudes in each position of a block's vectors, of weights and of each moment.
+// The largest magnitudes in each position of some vectors, of weights and of each moment.
 template <class V, int kMoments>
-struct BlockLargest {
+struct LargestOfRow {
   typename V::U weight = V::SetBits(0), moment[kMoments] = {};
 };
 
@@ -55,12 +51,15 @@ class CpuRow {
   alignas(64) float grad[kRow], next[kRow], moment[kMomentCount][kRow];
 
  private:
-  enum Sum { kGradSq, kUpdateSq, kRmsSq, kCoreSums, kWeightSq = kCoreSums, kStoredDot, kHiDot, kSums };
+  enum CoreSum { kGradSq, kUpdateSq, kRmsSq, kCoreSums };
+  enum FullSum { kWeightSq, kStoredDot, kHiDot, kFullSums };
 
   alignas(64) uint32_t random_[kRow];
   // The largest magnitudes of moments, in each position of a block's vectors.
   alignas(64) uint32_t magnitudes_[kMomentCount][kRowBlocks * V::kWidth];
-  TileSum sums_[kSums];
+  RowBlocks<V> largest_[kMomentCount];  // made of them
+  RowSums<kCoreSums> core_;
+  TileSum full_[kFullSums];
 
  public:
   // The second component of weights, where there is one; and, for full statistics, the wanted updates.
@@ -68,8 +67,9 @@ class CpuRow {
 
   void StartTile(uint64_t first, uint64_t last) {
     out_ = {};
-    if (u_.statistics != StatisticsLevel::kOff) {
-      for (int i = 0; i < (u_.statistics == StatisticsLevel::kFull ? kSums : kCoreSums); ++i) sums_[i].Clear();
+    if (u_.statistics != StatisticsLevel::kOff) core_.Clear();
+    if (u_.statistics == StatisticsLevel::kFull) {
+      for (TileSum& sum : full_) sum.Clear();
     }
     ForEachMoment([&](auto i) { LoadDecoder<i>(first, last); });
   }
@@ -81,11 +81,11 @@ class CpuRow {
     }
   }
   void StartRow(uint64_t first, uint64_t count) {
+    PrefetchPlanes(first + kAhead);
     uint32_t largest = load_(static_cast<const std::byte*>(u_.grad), first, count, u_.grad_scale, grad);
     if (u_.clip != 1) largest = ClipRow<V>(u_.clip, grad);
     rejected_ = {};
     any_rejected_ = largest >= kInfinityBits;
-    if constexpr (kShared) std::copy_n(sums_, kCoreSums, saved_.begin());
     if (largest >= kInfinityBits) {
       const NonFinite found = FindNonFinite(grad, count);
       out_.nonfinite += found.count;
@@ -136,19 +136,39 @@ class CpuRow {
     (MomentNumbers());
   }
 
-  // Keeps the largest magnitudes of a block, and adds to the core statistics unless it cannot be stored.
-  template <bool kCore, bool kHasRms>
-  void FinishBlock(uint64_t b, const BlockLargest<V, kMomentCount>& most, const CoreTerms<V>& terms) {
+  // Where the row in hand adds to the core statistics, whether or not its blocks can be stored.
+  using CoreLanes = typename RowSums<kCoreSums>::Lanes;
+  CoreLanes core() { return core_.lanes(); }
+  template <bool kHasRms>
+  static void AddCore(const CoreLanes& core, uint64_t i, typename V::F grad, const Updated<V>& r) {
+    core.template Add<V>(kGradSq, i, V::Mul(grad, grad));
+    core.template Add<V>(kUpdateSq, i, V::Mul(r.delta, r.delta));
+    if constexpr (kHasRms) core.template Add<V>(kRmsSq, i, r.rms_term);
+  }
+  // Keeps the largest magnitudes of moment I in a block for its scale; where it has none, raises the row's.
+  template <int I>
+  void KeepLargest(uint64_t b, typename V::U block, typename V::U* row) {
+    if constexpr (MomentType<I>::kScalePer > 0) {
+      V::StoreBits(magnitudes_[I] + b * V::kWidth, block);
+    } else {
+      *row = V::MaxBits(*row, block);
+    }
+  }
+  // After the rule: finds the blocks that cannot be stored. `most`: of the row's weights, and of moments without scales.
+  void FindRejected(const LargestOfRow<V, kMomentCount>& most) {
     auto bad = V::GreaterBits(most.weight, V::SetBits(kLargestWeightBits<Master>));
     ForEachMoment([&](auto i) {
-      V::StoreBits(magnitudes_[i] + b * V::kWidth, most.moment[i]);
-      bad = V::Either(bad, V::GreaterBits(most.moment[i], V::SetBits(kBound<i>)));
+      if constexpr (MomentType<i>::kScalePer == 0) {
+        bad = V::Either(bad, V::GreaterBits(most.moment[i], V::SetBits(kBound<i>)));
+      } else {
+        V::LargestOfEight(magnitudes_[i], largest_[i].of);
+        for (const auto blocks : largest_[i].of) bad = V::Either(bad, V::GreaterBits(blocks, V::SetBits(kBound<i>)));
+      }
     });
-    if (V::Any(bad)) [[unlikely]]
-      rejected_[b] = any_rejected_ = true;
-    if (any_rejected_ && rejected_[b]) [[unlikely]]
-      return;
-    if constexpr (kCore) AddCore<kHasRms>(b, terms);
+    if (!V::Any(bad)) return;
+    any_rejected_ = true;
+    RejectAbove(kLargestWeightBits<Master>, next);
+    ForEachMoment([&](auto i) { RejectAbove(kBound<i>, moment[i]); });
   }
 
   // Stores what can be stored.
@@ -166,28 +186,18 @@ class CpuRow {
 
   TileStatistics FinishTile() {
     if (u_.statistics == StatisticsLevel::kOff) return out_;
-    out_.grad_sq = sums_[kGradSq].Total();
-    out_.update_sq = sums_[kUpdateSq].Total();
-    out_.rms_sq = sums_[kRmsSq].Total();
+    out_.grad_sq = core_.Total(kGradSq);
+    out_.update_sq = core_.Total(kUpdateSq);
+    out_.rms_sq = core_.Total(kRmsSq);
     if (u_.statistics == StatisticsLevel::kCore) return out_;
-    out_.weight_sq = sums_[kWeightSq].Total();
-    out_.stored_dot = sums_[kStoredDot].Total();
-    out_.hi_dot = Master::kPaired ? sums_[kHiDot].Total() : out_.stored_dot;
+    out_.weight_sq = full_[kWeightSq].Total();
+    out_.stored_dot = full_[kStoredDot].Total();
+    out_.hi_dot = Master::kPaired ? full_[kHiDot].Total() : out_.stored_dot;
     if (!Master::kPaired) out_.hi_unchanged = out_.unchanged;
     return out_;
   }
 
  private:
-  template <bool kHasRms>
-  void AddCore(uint64_t b, const CoreTerms<V>& terms) {
-    for (int j = 0; j < kVectors<V>; ++j) {
-      const uint64_t i = b * kBlock + static_cast<uint64_t>(j) * V::kWidth;
-      sums_[kGradSq].template Add<V>(i, V::Mul(terms.grad[j], terms.grad[j]));
-      sums_[kUpdateSq].template Add<V>(i, V::Mul(terms.delta[j], terms.delta[j]));
-      if constexpr (kHasRms) sums_[kRmsSq].template Add<V>(i, terms.rms[j]);
-    }
-  }
-
   static constexpr int kPlaneCount = kFirstPlanes[kMomentCount];
   static_assert(kPlaneCount <= kMaxPlanes);
   // Every plane as declared, and the bound of moment I's magnitudes.
@@ -212,16 +222,36 @@ class CpuRow {
     ForEachMoment([&](auto i) { act(moment[i]); });
   }
 
-  // Blocks that share a scale keep their contents together, and add nothing. Returns whether all can be stored.
-  bool Reject() {
-    if (any_rejected_ && kShared) {
-      rejected_.fill(true);
-      std::copy_n(saved_.begin(), kCoreSums, sums_);
+  void RejectAbove(uint32_t bound, const float* row) {
+    for (uint64_t i = 0; i < kRow; ++i) {
+      if ((std::bit_cast<uint32_t>(row[i]) & kMagnitude) > bound) rejected_[i / kBlock] = true;
     }
+  }
+  void PrefetchPlanes(uint64_t first) const {
+    [&]<int... I>(std::integer_sequence<int, I...>) {
+      (Prefetch(u_.planes[I] + PlaneAt<I>(first), PlaneAt<I>(kRow)), ...);
+    }
+    (std::make_integer_sequence<int, kPlaneCount>());
+  }
+  template <int I>
+  static constexpr uint64_t PlaneAt(uint64_t element) {
+    return element / kPlanes[I].per * kPlanes[I].bytes;
+  }
+
+  // What is rejected adds nothing, and blocks that share a scale keep their contents together. Returns whether all can be
+  // stored.
+  bool Reject() {
+    if (any_rejected_) {
+      if constexpr (kShared) rejected_.fill(true);
+      for (uint64_t b = 0; b < kRowBlocks; ++b) {
+        if (rejected_[b]) core_.TakeBack(b * kBlock, kBlock);
+      }
+    }
+    core_.FinishRow();
     return !any_rejected_;
   }
 
-  // unchanged: no value was cleared since the rule was applied, so the magnitudes hold.
+  // unchanged: no value was cleared since the rule was applied, so what was found largest still is.
   void Encode(uint64_t first, bool unchanged) {
     u_.stochastic ? EncodeAs<true>(first, unchanged) : EncodeAs<false>(first, unchanged);
   }
@@ -242,10 +272,7 @@ class CpuRow {
   template <int I>
   RowBlocks<V> LargestOf(bool unchanged) const {
     if constexpr (MomentType<I>::kScalePer == 0) return {};
-    if (!unchanged) return Largest<V>(moment[I]);
-    RowBlocks<V> most;
-    V::LargestOfEight(magnitudes_[I], most.of);
-    return most;
+    return unchanged ? largest_[I] : Largest<V>(moment[I]);
   }
   template <bool kStochastic, int I, class Encoders>
   void EncodeMoment(uint64_t first, const Encoders& encoders) {
@@ -329,15 +356,15 @@ class CpuRow {
     const std::byte* kept[2] = {old_[0], old_[1]};
     const Words<V> before = LoadMaster<V, Master>(kept, i), after = LoadMaster<V, Master>(u_.planes, first + i);
     const auto x = Master::template Decode<V>(before), d = V::Load(delta + i);
-    sums_[kWeightSq].template Add<V>(i, V::Mul(x, x));
+    full_[kWeightSq].template Add<V>(i, V::Mul(x, x));
     const auto one = V::EqualBits(before.word[0], after.word[0]);
     if constexpr (Master::kPaired) {
       const auto hi = Change(before.word[0], after.word[0]), lo = Change(before.word[1], after.word[1]);
-      sums_[kStoredDot].template Add<V>(i, V::Mul(d, V::Add(hi, lo)));
-      sums_[kHiDot].template Add<V>(i, V::Mul(d, hi));
+      full_[kStoredDot].template Add<V>(i, V::Mul(d, V::Add(hi, lo)));
+      full_[kHiDot].template Add<V>(i, V::Mul(d, hi));
       *hi_same = V::IncrementIf(one, *hi_same);
     } else {
-      sums_[kStoredDot].template Add<V>(i, V::Mul(d, V::Sub(Master::template Decode<V>(after), x)));
+      full_[kStoredDot].template Add<V>(i, V::Mul(d, V::Sub(Master::template Decode<V>(after), x)));
     }
     auto counted = V::IncrementIf(one, V::SetBits(0));
     if constexpr (kIsComparedByValue<Master>) {
@@ -365,8 +392,7 @@ class CpuRow {
   bool any_rejected_ = false;
   std::tuple<RowDecoder<V, Moments, kTile / kRow>...> decoders_;  // of the tile
   TileStatistics out_ = {};
-  alignas(64) std::byte old_[kMaxPlanes][kRow * 4];     // contents before the update
-  std::array<TileSum, kShared ? kCoreSums : 0> saved_;  // before the row in hand
+  alignas(64) std::byte old_[kMaxPlanes][kRow * 4];  // contents before the update
 };
 
 }  // namespace BALLAST_UNIT

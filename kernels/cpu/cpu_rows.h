@@ -32,6 +32,15 @@ struct RowBlocks {
   typename V::U of[kCount];
 };
 
+// How far ahead of the row in hand memory is asked for: a processor's own prefetching ends at each page of each plane.
+inline constexpr uint64_t kAhead = 4 * kRow;
+
+// Has the cache load `bytes` bytes, which may lie past the end of an array.
+inline void Prefetch(const std::byte* at, uint64_t bytes) {
+  constexpr uint64_t kLine = 64;
+  for (uint64_t i = 0; i < bytes; i += kLine) __builtin_prefetch(at + i);
+}
+
 // The words of one vector of a plane that starts at `plane`, from element `first` on.
 template <class V, class Format, int kPlane>
 inline typename V::U LoadWords(const std::byte* plane, uint64_t first) {
@@ -182,6 +191,7 @@ inline uint32_t DecodePayload(const std::byte* in, uint64_t first, uint64_t coun
     std::memcpy(padded, words, count * Wire::kBytes);
     words = padded;
   }
+  Prefetch(in + (first + kAhead) * Wire::kBytes, kRow * Wire::kBytes);
   auto most = V::SetBits(0);
   for (uint64_t i = 0; i < kRow; i += V::kWidth) {
     const auto word = V::template LoadWords<Wire::kBytes, false>(words + i * Wire::kBytes);

@@ -132,7 +132,9 @@ struct Companded8NonNegative {
         const auto below = V::MaxOfNonNegative(V::Mul(kf, kf), V::Set(0.25f)), width = V::Fms(next, next, below);
         const auto u = Uniform<V>(V::template ShiftRight<16>(random));
         const auto code = V::IncrementIf(V::Less(V::Mul(u, width), V::Fms(t, t, below)), k);
-        return V::MinBits(code, V::SetBits(255));  // A position may be rounded to just above 255.
+        // A position may be rounded to just above 255.
+        if constexpr (requires { V::kSaturatesBytes; }) return code;
+        return V::MinBits(code, V::SetBits(255));
       } else {
         return V::Truncate(V::Add(t, V::Set(0.5f)));
       }

@@ -13,6 +13,18 @@ inline namespace BALLAST_UNIT {
 
 inline constexpr uint64_t kRow = 256;
 
+// The tree over kCount lanes: a level at a time, into an array of its own, of which a compiler can make vectors.
+template <uint64_t kCount>
+float TotalOf(const float* values) {
+  if constexpr (kCount == 1) {
+    return values[0];
+  } else {
+    float sums[kCount / 2 > 0 ? kCount / 2 : 1];
+    for (uint64_t i = 0; i < kCount / 2; ++i) sums[i] = values[2 * i] + values[2 * i + 1];
+    return TotalOf<kCount / 2>(sums);
+  }
+}
+
 // One sum over a tile.
 class TileSum {
  public:
@@ -28,17 +40,6 @@ class TileSum {
   float Total() const { return TotalOf<kRow>(lanes_); }
 
  private:
-  // A level of the tree at a time, into an array of its own, of which a compiler can make vectors.
-  template <uint64_t kCount>
-  static float TotalOf(const float* values) {
-    if constexpr (kCount == 1) {
-      return values[0];
-    } else {
-      float sums[kCount / 2 > 0 ? kCount / 2 : 1];
-      for (uint64_t i = 0; i < kCount / 2; ++i) sums[i] = values[2 * i] + values[2 * i + 1];
-      return TotalOf<kCount / 2>(sums);
-    }
-  }
   alignas(64) float lanes_[kRow] = {};
 };
 

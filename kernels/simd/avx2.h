@@ -13,7 +13,7 @@ struct Avx2Vector {
   using U = __m256i;
   using M = __m256i;  // all ones or zeros
   static constexpr int kWidth = 8;
-  static constexpr bool kFewRegisters = true;  // 16 or fewer, against 32
+  static constexpr bool kSaturatesBytes = true;  // StoreWords<1> stores 255 of words up to 2^15 - 1 that are larger
 
   static F Load(const float* p) { return _mm256_loadu_ps(p); }
   static void Store(float* p, F x) { _mm256_storeu_ps(p, x); }

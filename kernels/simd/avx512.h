@@ -13,7 +13,7 @@ struct Avx512Vector {
   using U = __m512i;
   using M = __mmask16;
   static constexpr int kWidth = 16;
-  static constexpr bool kFewRegisters = false;
+  static constexpr bool kSaturatesBytes = true;  // as in AVX2
 
   static F Load(const float* p) { return _mm512_loadu_ps(p); }
   static void Store(float* p, F x) { _mm512_storeu_ps(p, x); }
@@ -43,6 +43,9 @@ struct Avx512Vector {
     if constexpr (Bytes == 4) {
       _mm512_storeu_si512(p, w[0]);
       _mm512_storeu_si512(p + 64, w[1]);
+    } else if constexpr (Bytes == 1) {
+      const U words = _mm512_permutex2var_epi16(w[0], EvenWords(), w[1]);
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtusepi16_epi8(words));
     } else {
       StoreFields<Bytes, 0>(p, w);
     }

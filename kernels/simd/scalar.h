@@ -16,7 +16,6 @@ struct ScalarVector {
   using U = uint32_t;  // bit patterns and integers
   using M = bool;      // masks
   static constexpr int kWidth = 1;
-  static constexpr bool kFewRegisters = false;
 
   static BALLAST_FN F Load(const float* p) { return *p; }
   static BALLAST_FN void Store(float* p, F x) { *p = x; }

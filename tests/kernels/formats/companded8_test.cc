@@ -3,9 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 
+#include "kernels/cpu/tables.h"
 #include "tests/kernels/decoded.h"
 #include "tests/kernels/planes.h"
 #include "tests/oracle/random.h"
@@ -121,6 +123,30 @@ TEST(Companded8Test, TheLargestMagnitudeNeverPassesTheLastCode) {
     }
   }
   EXPECT_GT(beyond, 50) << "the case was not met";
+}
+
+// Where a position above 255 is rounded up, in every isa: the scalar one takes the lesser of two numbers, others saturate
+// when they store bytes.
+TEST(Companded8Test, APositionAboveTheLastCodeRoundsToTheLastCode) {
+  constexpr uint64_t kN = 1 << 18, kKey = 5;
+  const float a = ScaleOf(0x3fb8), t = a * (255.0f / a);
+  ASSERT_GT(t, 255.0f);
+  const RandomStream<ScalarVector> stream(kKey, 0);
+  uint64_t met = 0;
+  for (uint64_t e = 0; e < kN; ++e) {
+    const double u = ((stream.At(e) >> 16) + 0.5) / 65536;
+    met += u * 511 < Wide(t) * Wide(t) - 255.0 * 255.0 ? 1 : 0;
+  }
+  ASSERT_GT(met, 0u) << "the case is not met";
+  const std::vector<float> values(kN, a * a);
+  for (const IsaTables* isa : UsableIsas()) {
+    const auto state = std::find_if(isa->states.begin(), isa->states.end(),
+                                    [](const MomentFormat& s) { return std::string_view(s.name) == "companded8"; });
+    std::vector<std::byte> codes(kN), scales(kN / kBlock * 2);
+    std::byte* const planes[] = {codes.data(), scales.data()};
+    ASSERT_TRUE(state->variance.encode(planes, values.data(), kN, kKey, true));
+    for (uint64_t e = 0; e < kN; ++e) ASSERT_EQ(ReadAt<uint8_t>(codes.data(), e), 255) << isa->name << " " << e;
+  }
 }
 
 // The mean over all random fields of what is decoded is the value, though a code's two neighbours are curved apart.
