@@ -334,9 +334,10 @@ class CpuRow {
   }
 
   void AddFull(uint64_t first, uint64_t count) {
+    auto same = V::SetBits(0), hi_same = V::SetBits(0), saturated = V::SetBits(0);
+    uint32_t tail = 0;  // past the tensor's end there are zeros, unchanged
     for (uint64_t b = 0; b * kBlock < count; ++b) {
       if (rejected_[b]) continue;
-      auto same = V::SetBits(0), hi_same = V::SetBits(0), saturated = V::SetBits(0);
       for (int j = 0; j < kVectors<V>; ++j) {
         const uint64_t i = b * kBlock + static_cast<uint64_t>(j) * V::kWidth;
         AddStored(first, i, &same, &hi_same);
@@ -346,11 +347,11 @@ class CpuRow {
           saturated = V::IncrementIf(S::template Saturated<V>(code), saturated);
         });
       }
-      const uint32_t tail = static_cast<uint32_t>(kBlock - std::min(kBlock, count - b * kBlock));  // zeros, unchanged
-      out_.unchanged += Total(same) - tail;
-      if constexpr (Master::kPaired) out_.hi_unchanged += Total(hi_same) - tail;
-      out_.saturated += Total(saturated);
+      tail += static_cast<uint32_t>(kBlock - std::min(kBlock, count - b * kBlock));
     }
+    out_.unchanged += Total(same) - tail;
+    if constexpr (Master::kPaired) out_.hi_unchanged += Total(hi_same) - tail;
+    out_.saturated += Total(saturated);
   }
   void AddStored(uint64_t first, uint64_t i, typename V::U* same, typename V::U* hi_same) {
     const std::byte* kept[2] = {old_[0], old_[1]};
