@@ -24,6 +24,7 @@ from turns import Answering, Failed, Variant, take_turns
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 LEVELS = ("off", "core", "full")
+HUGE = " in huge pages"  # ends the name of a peer whose memory is
 ROUNDINGS = ("nearest", "stochastic")
 USUAL = "split24 companded8"
 # Every rule with its usual formats. Collage rounds one way.
@@ -80,7 +81,7 @@ class Ours:
 def start_peers(options) -> tuple[list[Variant], list[tuple[str, str]], list[str]]:
     """The peers that run, those that do not with the reason, and the versions of those that do."""
     found, absent, versions = [], [], {}
-    for name in peers.PEERS:
+    for name in (*peers.PEERS, *(name + HUGE for name in peers.IN_HUGE_PAGES)):
         if options.quick and not name.startswith("torch "):
             absent.append((name, "left out by --quick"))
             continue
@@ -92,7 +93,7 @@ def start_peers(options) -> tuple[list[Variant], list[tuple[str, str]], list[str
                 absent.append((f"{name}, {threads} T", str(error)))
                 continue
             found.append(variant)
-            versions[name] = about
+            versions[name.removesuffix(HUGE)] = about
     return found, absent, [f"{name}: {about}" for name, about in versions.items()]
 
 
@@ -100,8 +101,10 @@ def start_peer(name: str, threads: int, options) -> tuple[Variant, str]:
     python = options.peer_python
     if not python.exists():
         raise Failed(f"no {python.relative_to(ROOT) if python.is_relative_to(ROOT) else python}: deploy/setup.sh peers")
-    environment = {"OMP_NUM_THREADS": str(threads), "PATH": f"{python.parent}:{os.environ['PATH']}"}
-    command = [python, HERE / "peers.py", name, "--threads", threads, "--elements", options.elements]
+    environment = {"OMP_NUM_THREADS": str(threads), "THP_MEM_ALLOC_ENABLE": str(int(name.endswith(HUGE)))}
+    environment["PATH"] = f"{python.parent}:{os.environ['PATH']}"
+    peer = name.removesuffix(HUGE)
+    command = [python, HERE / "peers.py", peer, "--threads", threads, "--elements", options.elements]
     program = Answering(command, environment)
     ready = program.read_json(timeout_s=900)
     if "absent" in ready:
@@ -158,12 +161,13 @@ def ratio_rows(ours: Ours) -> list[dict]:
 
 
 def peer_rows(ours: Ours, found: list[Variant]) -> list[dict]:
-    """Made once the peers' speeds are known: the fastest of each thread count is the one that counts."""
+    """Made once the peers' speeds are known: the fastest of each thread count, as it comes and in huge pages, is the one
+    that counts."""
     rows = []
-    for threads, target in ((2, 1.1), (1, None)):
-        there = [v for v in found if v.threads == threads]
+    for threads, huge, target in ((2, False, 1.1), (2, True, 1.1), (1, False, None), (1, True, None)):
+        there = [v for v in found if v.threads == threads and (HUGE in v.name) == huge]
         for rounding in ROUNDINGS:
-            label = f"{rounding} / fastest peer, {threads} T"
+            label = f"{rounding} / fastest peer{HUGE * huge}, {threads} T"
             if not there:
                 rows.append(
                     {

@@ -128,7 +128,8 @@ class Report:
             "peers' fp32. Ratios are medians over rounds of the ratio within a round, quartiles in brackets, "
             "and behind the semicolon the ratio of the best times, which noise disturbs least. Where no quiet "
             "median is to be had (\\*), a target counts as met or not only if both say so. The fastest peer is the "
-            "one with the best time."
+            "one with the best time. Our memory is in huge pages, as the CPU device's is; a peer's is as torch takes "
+            "it where the row does not say huge pages."
         )
         lines += [self.load_text(), ""]
         lines += self.ratio_lines() + ["", "`share`: of a step's time, what statistics take. T: threads.", ""]

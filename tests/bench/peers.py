@@ -51,6 +51,9 @@ PEERS = {
     "torchao AdamW8bit": (torchao_8bit, 3 * 4 + 4 * (1 + 4 / 256)),
     "bitsandbytes AdamW8bit": (bitsandbytes_8bit, 3 * 4 + 4 * (1 + 4 / 256)),
 }
+# The fastest, which gain most by torch's memory being in huge pages. It is where the system always has them, and where
+# torch is told to ask for them (THP_MEM_ALLOC_ENABLE=1), as the CPU device does.
+IN_HUGE_PAGES = ("torch AdamW fused", "DeepSpeed CPUAdam")
 # A step of these takes about 0.1 microseconds a parameter: an eighth of the elements is enough of it, and is said.
 SLOW = {"torchao AdamW8bit": 8, "bitsandbytes AdamW8bit": 8}
 
