@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 import ballast
 from conftest import Program
@@ -149,7 +150,7 @@ def test_strange_registrations_are_refused(adamw: AdamW, daemon: Daemon) -> None
         optimizer.register_client_state("number", 3)
 
 
-@pytest.mark.filterwarnings("ignore:the client state of run .* is 1 steps older")
+@pytest.mark.filterwarnings("ignore:the client state of run .* is 1 step older")
 @pytest.mark.parametrize("torn", [False, True])
 @pytest.mark.parametrize("skipped", [False, True])
 def test_who_comes_back_knows_whether_the_step_of_its_state_was_skipped(
@@ -176,3 +177,33 @@ def test_who_comes_back_knows_whether_the_step_of_its_state_was_skipped(
     assert optimizer.step_was_skipped == skipped
     make_step(optimizer, model)
     assert not optimizer.step_was_skipped
+
+
+@pytest.mark.parametrize("as_object", [True, False])
+def test_who_died_before_step_comes_back_with_the_learning_rate_of_the_others(adamw: AdamW, as_object: bool) -> None:
+    """In release the step that it died in has changed the weights, and no client state came with it."""
+
+    def made() -> tuple[ballast.AdamW, torch.nn.Module, LRScheduler]:
+        model = layered(seed=1)
+        optimizer = adamw(model.named_parameters(), lr=1e-2)
+        scheduler = CosineAnnealingLR(optimizer, 10)
+        registered = (scheduler,) if as_object else (scheduler.state_dict, scheduler.load_state_dict)
+        optimizer.register_client_state("scheduler", *registered)
+        return optimizer, model, scheduler
+
+    optimizer, model, scheduler = made()
+    with optimizer:
+        optimizer.connect()
+        make_step(optimizer, model)
+        scheduler.step()
+        of_a_step = optimizer.run_status().received_bytes
+        model(torch.ones(2, 8)).sum().backward()
+        until(lambda: optimizer.run_status().received_bytes == 2 * of_a_step)
+    optimizer, model, scheduler = made()
+    with pytest.warns(UserWarning, match="is 1 step older than the run: it ended without this rank, and 1 changed w"):
+        assert optimizer.connect().step == 2
+    assert [end is not None and end.outcome for end in optimizer.ends_since_state] == ["APPLIED", "APPLIED"]
+    if not optimizer.step_was_skipped:
+        scheduler.step()
+    assert scheduler.last_epoch == (2 if as_object else 1)
+    make_step(optimizer, model)

@@ -233,7 +233,7 @@ def test_one_that_dies_within_a_step_leaves_the_scale_of_the_step_before(last: i
     first.scaler.scale(first.weight.sum()).backward()
     until(lambda: first.optimizer.run_status().received_bytes > before)
     first.optimizer.close()
-    with pytest.warns(UserWarning, match="1 steps older"):
+    with pytest.warns(UserWarning, match="1 step older"):
         second = Scaled(adamw)
     assert second.optimizer.last_result is not None and second.optimizer.last_result.outcome == "ABORTED"
     assert second.scaler.get_scale() == SCALES[last - 1]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ballast.errors import Rejected
 
@@ -21,6 +22,7 @@ class ClientStates:
 
     def __init__(self) -> None:
         self._pieces: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {}
+        self._schedulers: list[LRScheduler] = []
         self._tried: set[str] = set()  # known to be read back
 
     def __bool__(self) -> bool:
@@ -35,6 +37,8 @@ class ClientStates:
                     f"client state '{name}': {type(get).__name__} has no state_dict() and load_state_dict(); give two "
                     "functions, get and set"
                 )
+            if isinstance(get, LRScheduler) and not isinstance(get, ReduceLROnPlateau):
+                self._schedulers.append(get)
             get, set = get.state_dict, get.load_state_dict
         self._pieces[name] = get, set
 
@@ -56,6 +60,11 @@ class ClientStates:
             if name in self._pieces:
                 self._pieces[name][1](piece)
         return pieces
+
+    def step_schedulers(self) -> None:
+        """Those registered as objects, but ReduceLROnPlateau, which needs the figure that it watches."""
+        for scheduler in self._schedulers:
+            scheduler.step()
 
     def lacking(self, pieces: Iterable[str]) -> list[str]:
         """The registered names that are not among these."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 
 from ballast.averages import Averaging
+from ballast.disagreements import Disagreements
 from ballast.durability import Durable
 from ballast.errors import Rejected, RunRewound
 from ballast.frameworks import Prepared
@@ -32,6 +33,7 @@ from ballast.rule import Rule
 from ballast.settings import RunSettings
 from ballast.starting_state import StartingState
 from ballast.status import Status, readable
+from ballast.step_end import StepEnd
 from ballast.step_warnings import StepWarnings
 from ballast.steps import Steps
 from ballast.uncopyable import Uncopyable
@@ -85,6 +87,7 @@ class Optimizer(Prepared, InStep, Durable, Averaging, OptimizerState, Uncopyable
         self._membership = Membership(self._settings.rank)
         self._starting_state = StartingState(options.get("weights"))
         self._rejoin = Rejoin(self.run)
+        self._disagreements = Disagreements(self.run)
         self._warnings = StepWarnings(self.run, options.get("spikes"))
         self.spike_counts = self._warnings.counts
         self._steps = Steps(
@@ -127,7 +130,8 @@ class Optimizer(Prepared, InStep, Durable, Averaging, OptimizerState, Uncopyable
             RunFenced: another trainer took this rank over.
             RunRewound: the run was taken back to an earlier step, and this trainer with it.
             Rejected: param_groups were changed since the first gradient of a step that is not staged, micro-batches are
-                missing, a gradient cannot be sent, or the loss is not one number.
+                missing, a gradient cannot be sent, the loss is not one number, or ten steps in a row came to nothing because the
+                ranks gave different values.
             KeyboardInterrupt: while waiting; calling step() again waits on.
         """
         value = None
@@ -145,6 +149,7 @@ class Optimizer(Prepared, InStep, Durable, Averaging, OptimizerState, Uncopyable
     def _tell(self, result: StepResult | None) -> None:
         if result is not None:
             self._warnings.tell(result)
+            self._disagreements.hear(result)
 
     @contextmanager
     def accumulate(self, final: bool = False) -> Iterator[Accumulation]:
@@ -239,6 +244,13 @@ class Optimizer(Prepared, InStep, Durable, Averaging, OptimizerState, Uncopyable
                 self._starting_state.take(session)
             return Joined(session.step - 1, pieces, self._membership.restored)
 
+    @property
+    def ends_since_state(self) -> tuple[StepEnd | None, ...]:
+        """How the step ended that the client state was taken in that was put back last, and after it those that ended without
+        this rank, whose process was lost in them: `outcome`, `reason` and `skipped` of each. None: the daemon does not know
+        it any more. Empty: none was put back."""
+        return tuple(self._rejoin.ends)
+
     def register_client_state(self, name: str, get: Any, set: Callable[[Any], object] | None = None) -> None:
         """State of the trainer that the daemon keeps with each step, at most 1 MiB in all, for the process that takes
         this rank after this one: of the data loader, the LR scheduler, random numbers, a GradScaler.
@@ -248,6 +260,10 @@ class Optimizer(Prepared, InStep, Durable, Averaging, OptimizerState, Uncopyable
             if optimizer.connect():  # an earlier process's was put back: weights, lr and other options of param_groups too
                 if not optimizer.step_was_skipped:  # as this loop does after step(), in which the state was taken
                     scheduler.step()
+
+        Steps that ended without this rank, after the one that its state was taken in, are made up for: an LR scheduler that is
+        registered as an object, but ReduceLROnPlateau, is stepped for each that changed weights. What else counts steps is to
+        be moved on by hand: `ends_since_state` has them.
 
         get: an object with state_dict() and load_state_dict(), or a function that returns the state: containers, numbers,
             strings, bytes and tensors. Called in step().

@@ -83,14 +83,28 @@ class Rejoin:
         self._ends = self._ends_since(session, client)
         pieces = self._states.restore(session.client_state, load)
         if lacking := self._states.lacking(pieces):
-            warnings.warn(f"run '{self._run}' has no client state named {', '.join(lacking)}", stacklevel=3)
-        if session.steps_since_state:
-            warnings.warn(
-                f"the client state of run '{self._run}' is {session.steps_since_state} steps older than its weights: "
-                "those steps ended without this rank",
-                stacklevel=3,
-            )
+            warnings.warn(f"run '{self._run}' has no client state named {', '.join(lacking)}", stacklevel=4)
+        if missed := self._ends[1:]:
+            self._follow(missed)
         return pieces
+
+    def _follow(self, missed: list[StepEnd | None]) -> None:
+        """Of the steps that ended without this rank, which the loop cannot know of: their steps of LR schedulers."""
+        changed = [end for end in missed if end is None or not end.skipped]
+        for _ in changed:
+            self._states.step_schedulers()
+        of_them = "it ended" if len(missed) == 1 else "those steps ended"
+        what = "and changed no weight"
+        if changed:
+            what = (
+                f"and {len(changed)} changed weights. LR schedulers that are registered as objects were stepped as often; what "
+                "else counts steps, a data loader say, is to be moved on by hand: Optimizer.ends_since_state"
+            )
+        warnings.warn(
+            f"the client state of run '{self._run}' is {len(missed)} step{'s' * (len(missed) > 1)} older than the run: "
+            f"{of_them} without this rank, {what}",
+            stacklevel=5,
+        )
 
     def _ends_since(self, session: Session, client: _core.Client) -> list[StepEnd | None]:
         last = session.last_result
