@@ -125,3 +125,25 @@ def test_hooks_on_what_is_saved_see_the_state_once_and_may_change_it(adamw: Adam
     saved = optimizer.state_dict()
     assert heard == [-1, 6]
     assert {value.dtype for one in saved["state"].values() for value in one.values()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("weights", ["server", "match"])
+def test_the_runs_own_state_may_be_loaded_beside_the_option_weights(adamw: AdamW, run: str, weights: str) -> None:
+    """As a script does that resumes a run which the daemon still has. Another state is refused, and the option named."""
+    formats: dict[str, Any] = {"run": run, "master": "fp32", "state": "fp32", "weights": weights}
+    model = layered(seed=1)
+    with adamw(model.named_parameters(), **{**formats, "weights": None}) as optimizer:
+        train(model, optimizer, 2)
+        earlier = copy.deepcopy(optimizer.state_dict())
+        train(model, optimizer, 1)
+        saved = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+    model = layered(seed=2)
+    model.load_state_dict(saved[0])
+    with adamw(model.named_parameters(), **formats) as optimizer:
+        optimizer.load_state_dict(saved[1])
+        train(model, optimizer, 1)
+        assert optimizer.last_result is not None and optimizer.last_result.step == 4
+    optimizer = adamw(model.named_parameters(), **formats)
+    optimizer.load_state_dict(earlier)
+    with pytest.raises(ballast.Rejected, match=f"was given others: leave that call out, or weights='{weights}'"):
+        train(model, optimizer, 1)

@@ -35,7 +35,7 @@ class ShardedWeights(Weights):
             self._upload(moments)
             self._take()
         else:
-            self._refuse(moments)
+            self._refuse(moments, policy)
             self._compare()
         self._finish()
 

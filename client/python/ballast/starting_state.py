@@ -78,10 +78,12 @@ class StartingState:
         self._waiting = {key: one for key, one in brought.items() if key not in moments}
         if saved is None:
             weights.settle(self._policy, {})
-        elif not weights.settled and (weights.fresh or self._policy is not None):
+        elif not weights.settled and (weights.fresh or self._policy == "client"):
             weights.settle(self._policy, moments)
         elif weights.agreed(saved.is_told(weights.told, session.step - 1)) or weights.have(moments):
             weights.settle(self._policy, {})
+        elif not weights.settled and self._policy is not None:
+            weights.settle(self._policy, moments)
         else:
             self._replace(session, moments)
         self._saved = None

@@ -87,7 +87,7 @@ class Weights:
             self._upload(moments)
         else:
             if policy is not None or self._rank.number == 0:  # else they go nowhere in any case
-                self._refuse(moments)
+                self._refuse(moments, policy)
             self._compare()
         for binding in self._bindings:
             binding.bind(self._client)
@@ -169,11 +169,11 @@ class Weights:
         for binding in self._bindings:
             give_weights_back(binding.parameter)
 
-    def _refuse(self, moments: Mapping[int, Moments]) -> None:
+    def _refuse(self, moments: Mapping[int, Moments], policy: str | None) -> None:
         if moments:
             raise Rejected(
                 f"run '{self._rank.run}' has weights and moments already, and load_state_dict() was given others: leave "
-                "that call out, or give a new run",
+                f"that call out, or weights={policy!r}, which keeps the run's, or give a new run",
                 "FAILED_PRECONDITION",
             )
 
