@@ -272,7 +272,10 @@ absl::StatusOr<Attachment> DaemonClient::Attach(const AttachOptions& options) {
   return AttachmentOf(*grant);
 }
 
-void DaemonClient::Detach() { stream_.reset(); }
+void DaemonClient::Detach() {
+  if (stream_) stream_->Leave();
+  stream_.reset();
+}
 
 absl::StatusOr<std::vector<uint64_t>> DaemonClient::LoadWeights(absl::Span<const TensorView> tensors, bool replace,
                                                                 const std::function<void(uint64_t)>& sent) {

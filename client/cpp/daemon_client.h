@@ -21,6 +21,7 @@ absl::Status NotAttached(const char* call);
 class DaemonClient final : public Client {
  public:
   static absl::StatusOr<std::unique_ptr<DaemonClient>> Connect(ClientOptions options);
+  ~DaemonClient() override { Detach(); }
 
   const std::string& server() const override;
   absl::StatusOr<v1::CreateRunResponse> CreateRun(const v1::RunSpec& spec) override;
@@ -70,6 +71,8 @@ class DaemonClient final : public Client {
   bool shares_gpu() const override;
   absl::Status status() const override;
 
+  // As Detach, of a client that attaches again: of a session that has ended already the daemon is told nothing.
+  void DetachForNow() { stream_.reset(); }
   // Tells people, as ClientOptions::log says.
   void Log(const std::string& line) const { connection_->Log(line); }
   // Waits up to so long until the stream is open, or the client has failed. False: it is lost, and not there again yet.

@@ -11,9 +11,12 @@
 #include "tests/client/least_squares.h"
 #include "tests/client/quiet_client.h"
 #include "tests/client/real_daemon.h"
+#include "tests/eventually.h"
 
 namespace ballast {
 namespace {
+
+using ::testing::Eq;
 
 class RewindTest : public ::testing::TestWithParam<TransportChoice> {
  protected:
@@ -32,6 +35,7 @@ class RewindTest : public ::testing::TestWithParam<TransportChoice> {
     request.set_to_step(step);
     return request;
   }
+  static v1::RunState State(Client& client) { return client.GetRun("least-squares")->status().state(); }
   std::vector<double> Train(Client& client, int steps) {
     std::vector<double> losses;
     for (int i = 0; i < steps; ++i) losses.push_back(problem_.Step(client).value());
@@ -92,8 +96,48 @@ TEST_P(RewindTest, AStepUnderWayIsToldOfTheRewind) {
   EXPECT_EQ(Train(*client, 2), first);
 }
 
+// Whoever is told of a rewind may be at its end: no step comes after.
+TEST_P(RewindTest, ATrainerThatLeavesAfterARewindHasLeftCleanly) {
+  const auto other = QuietClient(daemon_.address());
+  {
+    const auto client = QuietClient(daemon_.address());
+    Begin(*client);
+    Train(*client, 6);
+    ASSERT_TRUE(other->Rewind(To(4)).ok());
+    EXPECT_SOON(RewoundTo(client->status()), Eq(4u));
+  }
+  EXPECT_SOON(State(*other), Eq(v1::RUN_STATE_FINISHED));
+}
+
+// The client closes before, or while, it hears of the rewind.
+TEST_P(RewindTest, ATrainerThatLeavesDuringARewindHasLeftCleanly) {
+  const auto other = QuietClient(daemon_.address());
+  for (int i = 0; i < 5; ++i) {
+    auto client = QuietClient(daemon_.address());
+    if (i == 0) Begin(*client);
+    if (i > 0) GoBack(*client, 4);
+    Train(*client, 6);
+    ASSERT_TRUE(other->Rewind(To(4)).ok());
+    client.reset();
+    EXPECT_SOON(State(*other), Eq(v1::RUN_STATE_FINISHED));
+  }
+}
+
+TEST_P(RewindTest, ATrainerThatLeavesAfterARewindTakesTheRankFromNobody) {
+  const auto successor = QuietClient(daemon_.address());
+  auto client = QuietClient(daemon_.address());
+  Begin(*client);
+  Train(*client, 6);
+  ASSERT_TRUE(successor->Rewind(To(4)).ok());
+  ASSERT_TRUE(Soon([&] { return RewoundTo(client->status()).has_value(); }));
+  GoBack(*successor, 4);
+  client.reset();
+  Train(*successor, 2);
+  EXPECT_SOON(State(*successor), Eq(v1::RUN_STATE_TRAINING));
+}
+
 // What a pull of state brought, by tensor and slot.
-struct State {
+struct PulledState {
   std::map<std::pair<uint32_t, std::string>, std::string> bytes;
   std::map<uint32_t, uint64_t> updates;
 
@@ -131,7 +175,7 @@ TEST_P(RewindTest, StateThatWasPulledTakesThePlaceOfTheRunsToTheBit) {
   ASSERT_TRUE(client->Attach(Rank()).ok());
   ASSERT_TRUE(problem_.UploadAndBind(*client).ok());
   Train(*client, 4);
-  State state;
+  PulledState state;
   const std::vector<std::string> slots = {"master", "momentum", "variance", "updates"};
   const auto take = [&](const ServedPiece& piece) { return state.Take(piece); };
   ASSERT_TRUE(other->PullState("least-squares", {}, slots, take).ok());

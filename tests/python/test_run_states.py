@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import ballast
 from daemon import Daemon
-from durable import RUN, checkpoints, runs_of, train
+from durable import RUN, checkpoints, ctl, runs_of, train
 from models import layered, until
 
 STEPS = 4
@@ -72,6 +73,48 @@ def test_a_run_whose_trainer_is_lost_is_missing_it_after_a_restart(tmp_path: Pat
         assert state(daemon) == LOST
         train(daemon.server, STEPS, **options)
         until(lambda: state(daemon) == FINISHED)
+
+
+def trainer(server: str, steps: int, **options: Any) -> ballast.AdamW:
+    """After so many steps, and still there."""
+    model = layered(seed=3, width=33)
+    optimizer = ballast.AdamW(model.parameters(), lr=0.01, server=server, run=RUN, **options)
+    for _ in range(steps):
+        model(torch.ones(8, 33)).square().mean().backward()
+        optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize("shm", [True, False], ids=["shm", "grpc"])
+def test_a_trainer_that_leaves_after_a_rewind_leaves_a_checkpoint(tmp_path: Path, shm: bool) -> None:
+    """Though it makes no step more: what the run went back to is on the disk."""
+    flags = [f"--shm_socket={tmp_path / 'shm.sock'}"] if shm else []
+    storage = tmp_path / "storage"
+    storage.mkdir()
+    with Daemon(storage=storage, flags=flags) as daemon:
+        optimizer = trainer(daemon.server, 9, snapshots=3, snapshot_every=2)
+        assert ctl("rewind", RUN, "--to", 4, server=daemon.server).returncode == 0
+        optimizer.close()
+        until(lambda: state(daemon) == FINISHED)
+        until(lambda: [told(one).get("ranksHeld") for one in checkpoints(storage)] == [0])
+        daemon.kill()
+    with Daemon(storage=storage) as daemon:
+        assert state(daemon) == FINISHED
+        assert runs_of(daemon.server)[0]["step"] == 4
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["drained", "killed"])
+def test_a_trainer_that_leaves_after_the_daemons_restart_has_left(tmp_path: Path, killed: bool) -> None:
+    """It was evaluating meanwhile, and makes no step more."""
+    with Daemon(storage=tmp_path) as daemon:
+        optimizer = trainer(daemon.server, STEPS, checkpoint_every_steps=STEPS)
+        until(lambda: bool(checkpoints(tmp_path)))
+        daemon.kill() if killed else daemon.drain()
+    with Daemon(daemon.port, storage=tmp_path) as daemon:
+        assert state(daemon) == LOST
+        optimizer.close()
+        until(lambda: state(daemon) == FINISHED)
+        assert runs_of(daemon.server)[0]["step"] == STEPS
 
 
 def test_of_what_an_earlier_version_wrote_nothing_is_said(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ absl::StatusOr<std::vector<Attachment>> PartsClient::AttachAll(const AttachOptio
     return absl::InvalidArgumentError(absl::StrCat("Attach with shards of ", options.shards.size(),
                                                    " tensors, but the run has ", whole_.placement.tensors()));
   }
-  for (const auto& daemon : daemons_) daemon->Detach();
+  for (const auto& daemon : daemons_) daemon->DetachForNow();
   Attachments attachments(parts());
   if (auto s = AttachEach(options, &attachments); !s.ok()) return s;
   std::vector<Attachment> all;
@@ -113,7 +113,7 @@ absl::Status PartsClient::CloseBesides(const std::string& run_id, std::vector<ui
   for (uint32_t part = 0; part < parts(); ++part) {
     for (uint32_t other = 0; other < parts(); ++other) {
       if ((*attachments)[part] || !(*attachments)[other] || open(other) != open(part)) continue;
-      daemons_[other]->Detach();
+      daemons_[other]->DetachForNow();
       (*attachments)[other].reset();
       (*from_steps)[other] = open(part) + 1;
     }

@@ -5,7 +5,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "proto/rewound.h"
 
+#include "client/cpp/stream/goodbye.h"
 #include "client/cpp/stream/ready.h"
 
 namespace ballast {
@@ -87,17 +89,44 @@ absl::Status StepStream::AwaitOpened() {
   }
 }
 
-StepStream::~StepStream() {
+void StepStream::End() {
   {
     absl::MutexLock lock(&mu_);
+    if (!leaving_) was_open_ = open_;
     leaving_ = true;
     const bool comes_to_an_end = !step_ || (open_ && step_->ended());
     if (comes_to_an_end) mu_.AwaitWithTimeout(absl::Condition(&reader_done_), open_ ? kGoodbye : kGoodbyeWhileAway);
+    in_step_ = in_step_ || step_;
   }
   Cancel();
   if (reader_.joinable()) reader_.join();
   if (writer_.joinable()) writer_.join();
   Fail(absl::CancelledError("the client was destroyed while the step was open"));
+}
+
+std::optional<absl::Duration> StepStream::GoodbyeOwed() const {
+  absl::MutexLock lock(&mu_);
+  const bool rewound = RewoundTo(status_).has_value();
+  const bool unheard = absl::IsCancelled(status_) && !goodbye_heard_ && !in_step_;
+  if (!rewound && !unheard) return std::nullopt;
+  return rewound || was_open_ ? kGoodbye : kGoodbyeWhileAway;
+}
+
+void StepStream::Leave() {
+  const uint64_t last = step() - 1;
+  End();
+  const auto owed = GoodbyeOwed();
+  if (!owed) return;
+  const auto step = GiveRankBack(connection_, options_, RewoundTo(status()) ? "" : token(), *owed);
+  const std::string rank = absl::StrCat("rank ", options_.rank, " of run '", options_.run_id, "'");
+  if (step.ok() && *step < last) {
+    connection_.Log(absl::StrCat(rank, " was left at step ", *step, ", which the run went back to from step ", last));
+  } else if (IsLost(step.status())) {
+    connection_.Log(
+        absl::StrCat("the daemon at ", connection_.server(), " could not be told that ", rank, " is left (",
+                     ConnectionReason(std::string(step.status().message())),
+                     "): it counts the rank as lost until a trainer takes it and leaves, or the run is deleted"));
+  }
 }
 
 void StepStream::Cancel() {

@@ -51,10 +51,15 @@ class StepStream {
                                                            const v1::AttachResponse& grant, TensorTable tensors,
                                                            OpenTransport open_transport,
                                                            std::shared_ptr<Gpu> gpu = nullptr);
-  // Within 5 s. Ends the stream cleanly when no step is open, or once that is over which was ended.
-  ~StepStream();
+  // Within 5 s. Ends the stream cleanly when no step is open, or once that is over which was ended. A session that has
+  // ended by then stays so: its client attaches again.
+  ~StepStream() { End(); }
   StepStream(const StepStream&) = delete;
   StepStream& operator=(const StepStream&) = delete;
+
+  // The same for a client that leaves the run for good: the daemon is told so also where the session was ended by a
+  // rewind, or with the daemon, or the connection is lost. Within 10 s. Afterwards nothing but the destructor is called.
+  void Leave();
 
   const TensorTable& tensors() const { return tensors_; }
   std::string token() const;
@@ -111,7 +116,7 @@ class StepStream {
     bool joins = false;                     // small gradients may go as one request
   };
   // How a stream ended.
-  struct End {
+  struct Ending {
     absl::Status status;
     bool lost = false;  // the session may be resumed
     bool opened = false;
@@ -124,13 +129,17 @@ class StepStream {
   absl::Status Bind(uint32_t tensor, Destination destination);
   absl::Status AwaitOpened();
   void Fail(absl::Status status);
+  void End();
+  // Whether the daemon is to hear by another way that the rank is left, and how long that is tried; none: it need not.
+  std::optional<absl::Duration> GoodbyeOwed() const ABSL_LOCKS_EXCLUDED(mu_);
   void FailAndLeave(absl::Status why);  // ends the stream, too, so that nobody waits for this rank
 
   // The reader's thread.
   void Read(v1::AttachResponse grant);
-  End Serve(const v1::AttachResponse& grant);
+  Ending Serve(const v1::AttachResponse& grant);
   absl::Status Adopt(const v1::AttachResponse& grant, v1::Open* open) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  End Hang(Call& call, absl::Status refused);
+  Ending Hang(Call& call, absl::Status refused);
+  Ending Closed(const absl::Status& status);  // by the client, and the daemon answered so
   // `data`: the payload of weights; on_gpu as in OnWeights.
   absl::Status Handle(const v1::TrainResponse& response, absl::Span<const std::byte> data, bool on_gpu);
   absl::Status OnOpened(const v1::Opened& opened);
@@ -234,6 +243,9 @@ class StepStream {
   bool half_closed_ ABSL_GUARDED_BY(mu_) = false;
   absl::Time opened_by_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();  // else the writer cancels the call
   bool leaving_ ABSL_GUARDED_BY(mu_) = false;                           // the destructor runs
+  bool was_open_ ABSL_GUARDED_BY(mu_) = false;                          // when that began
+  bool in_step_ ABSL_GUARDED_BY(mu_) = false;                           // when the wait for its end was over
+  bool goodbye_heard_ ABSL_GUARDED_BY(mu_) = false;                     // by the daemon
   bool reader_done_ ABSL_GUARDED_BY(mu_) = false;
 
   // Attempts to replace the lost connection since the last progress.

@@ -12,6 +12,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "proto/bitmap.h"
+#include "proto/rewound.h"
 #include "proto/session_over.h"
 
 #include "client/cpp/stream/session.h"
@@ -33,7 +34,7 @@ void StepStream::Read(v1::AttachResponse grant) {
   std::optional<absl::Time> put_off_since;
   for (absl::Time granted = SteadyNow();; granted = SteadyNow()) {
     const absl::Duration renews = grant.lease_s() > 0 ? absl::Seconds(grant.lease_s() / 3) : absl::InfiniteDuration();
-    End end = Serve(grant);
+    Ending end = Serve(grant);
     // What Attach has granted holds for the lease. Another Attach is one more of the calls that may be too many.
     while (!end.opened && WaitPutOff(end.status, renews, &put_off_since)) {
       end.lost = SteadyNow() - granted >= renews;
@@ -62,7 +63,7 @@ absl::Status StepStream::Explain(const absl::Status& why) const {
       "trainer again, with the daemon's weights"));
 }
 
-StepStream::End StepStream::Serve(const v1::AttachResponse& grant) {
+StepStream::Ending StepStream::Serve(const v1::AttachResponse& grant) {
   auto call = std::make_shared<Call>();
   auto transport = open_transport_(grant);
   v1::TrainRequest request;
@@ -88,7 +89,7 @@ StepStream::End StepStream::Serve(const v1::AttachResponse& grant) {
 }
 
 // Ends a stream that is no longer read, once the writer has let go of it.
-StepStream::End StepStream::Hang(Call& call, absl::Status refused) {
+StepStream::Ending StepStream::Hang(Call& call, absl::Status refused) {
   if (!refused.ok()) {
     call.transport->Cancel();
     v1::TrainResponse rest;
@@ -116,9 +117,15 @@ StepStream::End StepStream::Hang(Call& call, absl::Status refused) {
   }
   const absl::Status status = call.transport->Finish();
   if (!refused.ok()) return {.status = refused};
-  if (left) return {.status = absl::CancelledError("the client was closed")};
+  if (left && !RewoundTo(status)) return Closed(status);
   if (status.ok()) return {.status = absl::UnavailableError("the daemon ended the stream"), .lost = true};
   return {.status = status, .lost = IsLost(status), .opened = opened};
+}
+
+StepStream::Ending StepStream::Closed(const absl::Status& status) {
+  absl::MutexLock lock(&mu_);
+  goodbye_heard_ = status.ok();
+  return {.status = absl::CancelledError("the client was closed")};
 }
 
 absl::Status StepStream::Adopt(const v1::AttachResponse& grant, v1::Open* open) {
