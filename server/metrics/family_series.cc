@@ -65,6 +65,15 @@ void FamilySeries::SetTotal(std::string_view label_value, double total) {
   children_[child].total = total;
 }
 
+void FamilySeries::Forget() {
+  for (Child& child : children_) {
+    auto* const* gauge = std::get_if<prometheus::Gauge*>(&child.series);
+    if (gauge == nullptr) continue;
+    set_->Remove(*gauge);
+    child.series = std::monostate();
+  }
+}
+
 size_t FamilySeries::IndexOf(std::string_view label_value) const {
   const auto found = std::find(values_.begin(), values_.end(), label_value);
   return found == values_.end() ? children_.size() - 1 : static_cast<size_t>(found - values_.begin());

@@ -34,6 +34,8 @@ class FamilySeries final : public Samples {
   void AddLayer(size_t layer, double value) override { Put(layer, value); }
   void AddAll(std::span<const double> values) override;
   void SetTotal(std::string_view label_value, double total) override;
+  // Gauges go until their next finite value comes.
+  void Forget();
   double unix_s() const override { return (*unix_s_)(); }
 
   const MetricFamily& family() const { return *family_; }

@@ -89,10 +89,14 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
      "in "
      "on_torn."},
     {"Runs and steps", "ballast_snapshots", MetricType::kGauge, "run_id", "Steps that the run can be rewound to now."},
-    {"Runs and steps", "ballast_step", MetricType::kGauge, "run_id", "Last step applied, whole or in part.",
+    {"Runs and steps", "ballast_step", MetricType::kGauge, "run_id",
+     "Last step applied, whole or in part; after a rewind, and when the run was read from the disk, the step that it "
+     "is "
+     "at. What other gauges tell of the last step is then that step's, too, or absent until the next one.",
      reading::AtUpdate<&StepRecord::step>},
     {"Runs and steps", "ballast_last_step_timestamp_seconds", MetricType::kGauge, "run_id",
-     "When it was applied (Unix time).", reading::TimeOfUpdate},
+     "When a step was last applied by this daemon (Unix time), also where a rewind has undone it.",
+     reading::TimeOfUpdate},
     {"Runs and steps", "ballast_step_duration_seconds", MetricType::kHistogram, "run_id",
      "From a step's begin to its last update.", reading::AtUpdate<&StepRecord::seconds>, kSecondsBuckets},
     {"Runs and steps", "ballast_step_phase_duration_seconds", MetricType::kHistogram, "run_id phase=receive|update",

@@ -135,6 +135,8 @@ class RunMetrics : public FollowMetrics {
   virtual void OnRankSeen(uint32_t rank) = 0;
   virtual void OnWaitCaused(uint32_t rank, double seconds) = 0;
   virtual void OnRewind(std::string_view reason) = 0;  // operator | trainer | spike | restore
+  // The run is at this step again, by a rewind, or since it was read from the disk.
+  virtual void OnWentBack(const StepRecord& last) = 0;
   virtual void OnSnapshots(size_t kept) = 0;
   virtual void OnActivity(const ActivityFigures& figures) = 0;
   virtual void OnState(std::string_view state) = 0;  // waiting | training | idle | finished | failed

@@ -124,6 +124,20 @@ void RunSeries::OnRejectedChunk(std::string_view reason) { Count("ballast_chunks
 
 void RunSeries::OnRewind(std::string_view reason) { Count("ballast_rewinds_total", reason, 1); }
 
+// Counters and histograms are of all steps that were made, and so is the time of the last one.
+void RunSeries::OnWentBack(const StepRecord& last) {
+  for (const std::unique_ptr<FamilySeries>& series : families_) {
+    if (series == nullptr || series->family().type != MetricType::kGauge) continue;
+    const MetricReading& reading = series->family().reading;
+    if (reading.of_step == nullptr || reading.of_step == reading::TimeOfUpdate) continue;
+    series->Forget();
+    reading.of_step(last, *series);
+  }
+  constexpr FamilyRef kCurvature = "ballast_curvature_ratio", kStep = "ballast_step";
+  if (const auto& curvature = families_[kCurvature.index()]; curvature != nullptr) curvature->Forget();
+  families_[kStep.index()]->AddNumber(last.step);  // whatever its outcome
+}
+
 void RunSeries::OnCheckpoint(const CheckpointFigures& figures) {
   checkpoints_written_.at(figures.trigger).Increment();
   Read(&MetricReading::of_checkpoint, figures);

@@ -20,7 +20,7 @@ struct EndedSeries {
   prometheus::Gauge *ranks, *ranks_lost;
 };
 
-// OnStep, OnSpikes, OnCheckpoint, OnDurable, OnActivity, OnState, OnReplaced and OnRanks: strand-confined; the others: thread-safe.
+// OnStep, OnSpikes, OnCheckpoint, OnDurable, OnActivity, OnState, OnReplaced, OnWentBack and OnRanks: strand-confined; the others: thread-safe.
 class RunSeries final : public RunMetrics {
  public:
   struct Options {
@@ -54,6 +54,7 @@ class RunSeries final : public RunMetrics {
   void OnRankSeen(uint32_t rank) override;
   void OnWaitCaused(uint32_t rank, double seconds) override;
   void OnRewind(std::string_view reason) override;
+  void OnWentBack(const StepRecord& last) override;
   void OnSnapshots(size_t kept) override { snapshots_->Set(static_cast<double>(kept)); }
   void OnActivity(const ActivityFigures& figures) override;
   void OnVersion(const VersionFigures& figures) override;

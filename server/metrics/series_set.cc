@@ -47,14 +47,21 @@ Families::Families() {
 }
 
 SeriesSet::~SeriesSet() {
-  for (const auto& release : releases_) release();
+  for (const auto& [child, release] : releases_) release();
+}
+
+void SeriesSet::Release(const void* child) {
+  const auto found = releases_.find(child);
+  if (found == releases_.end()) return;
+  found->second();
+  releases_.erase(found);
 }
 
 template <class T, class... Args>
 T* SeriesSet::Add(FamilyRef family, Labels labels, Args&&... args) {
   labels.insert(shared_.begin(), shared_.end());
   T* child = families_->Hold<T>(family, labels, std::forward<Args>(args)...);
-  releases_.push_back([families = families_, family, child] { families->Release(family, child); });
+  releases_.emplace(child, [families = families_, family, child] { families->Release(family, child); });
   return child;
 }
 

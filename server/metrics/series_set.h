@@ -99,6 +99,8 @@ class SeriesSet {
   prometheus::Counter* AddCounter(FamilyRef family, const prometheus::Labels& labels = {});
   prometheus::Gauge* AddGauge(FamilyRef family, const prometheus::Labels& labels = {});
   prometheus::Histogram* AddHistogram(FamilyRef family, const prometheus::Labels& labels = {});
+  // Before the others: one that was added here. The pointer is not used any more.
+  void Remove(const prometheus::Gauge* gauge) { Release(gauge); }
   // One for each value that the family lists, of the label that `labels` does not have.
   Children<prometheus::Counter> AddCounters(FamilyRef family, const prometheus::Labels& labels = {});
   Children<prometheus::Gauge> AddGauges(FamilyRef family, const prometheus::Labels& labels = {});
@@ -106,10 +108,11 @@ class SeriesSet {
  private:
   template <class T, class... Args>
   T* Add(FamilyRef family, prometheus::Labels labels, Args&&... args);
+  void Release(const void* child);
 
   Families* families_ = nullptr;
   prometheus::Labels shared_;
-  std::vector<std::function<void()>> releases_;
+  std::unordered_multimap<const void*, std::function<void()>> releases_;  // by child
 };
 
 }  // namespace ballast

@@ -179,8 +179,13 @@ void StepReporter::ShowStopped(const std::string& why) {
 }
 
 void StepReporter::ShowRewound(const RunMemory& memory) {
+  environment_.metrics->OnWentBack(memory.result);
   environment_.board->Write([&](RunStatus& s) {
     s.last_result = memory.result;
+    s.step_s = 0;  // nobody has kept what else was measured then
+    s.tensors.clear();
+    s.layers.clear();
+    s.rms_ratio_max.reset();
     s.awaited.clear();
     s.failure = memory.stopped;
     ++s.rewinds;

@@ -10,6 +10,12 @@
 namespace ballast::ctl {
 namespace {
 
+std::string RmsText(const v1::RunStatus& run) {
+  if (run.has_rms_ratio_max()) return absl::StrCat(Number(run.rms_ratio_max()), " (highest of all tensors)");
+  if (run.step_seconds() > 0) return "none: the rule has no second moment";
+  return "not known: no step was made since the run was read from the disk or went back to this one";
+}
+
 void PrintProgress(const v1::RunStatus& run, const v1::RunSpec& spec, std::ostream& out) {
   Table table({Table::kLeft, Table::kLeft});
   table.Row({"run", absl::StrCat(run.run_id(), ", ", StateText(run))});
@@ -49,9 +55,7 @@ void PrintProgress(const v1::RunStatus& run, const v1::RunSpec& spec, std::ostre
   table.Row({"loss", run.has_loss() ? Number(run.loss()) : "not told by the trainer"});
   if (run.step() > 0) {
     table.Row({"gradient norm", Number(run.grad_norm())});
-    const bool has_rms = run.has_rms_ratio_max();
-    table.Row({"update RMS", has_rms ? absl::StrCat(Number(run.rms_ratio_max()), " (highest of all tensors)")
-                                     : "none: the rule has no second moment"});
+    table.Row({"update RMS", RmsText(run)});
   }
   table.Row({"ranks", run.ranks().empty() ? "none attached" : absl::StrJoin(run.ranks(), "; ")});
   table.Row({"traffic", absl::StrCat(Bytes(run.received_bytes()), " received, ", Bytes(run.sent_bytes()), " sent")});

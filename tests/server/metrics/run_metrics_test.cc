@@ -68,6 +68,33 @@ TEST_F(DurableRunTest, WhatAlertsLookAtExistsAtZero) {
   EXPECT_THAT(metrics_.Serialize(), Not(HasSubstr("\nballast_checkpoint_last_success"))) << "there was none yet";
 }
 
+// What the undone steps told is gone; what was counted of them stays.
+TEST_F(DurableRunTest, ARewindShowsTheStepGoneBackTo) {
+  const StepRecord first = {.step = 4, .loss = 2, .learning_rate = 0.5, .grad_norm = 3};
+  run_->OnStep(first);
+  StepRecord last = {.step = 9, .loss = 1, .grad_norm = 7, .gradient_flushed = 0.5};
+  last.layers = {{.rms_ratio = 1.5, .gradient_norm = 7}};
+  run_->OnStep(last);
+  ExpectShown("ballast_rms_ratio{layer=\"h.0\",run_id=\"a\"}", "1.5");
+  run_->OnWentBack(first);
+  ExpectShown("ballast_step{run_id=\"a\"}", "4");
+  ExpectShown("ballast_loss{run_id=\"a\"}", "2");
+  ExpectShown("ballast_gradient_norm{run_id=\"a\"}", "3");
+  ExpectShown("ballast_learning_rate{run_id=\"a\"}", "0.5");
+  ExpectShown("ballast_steps_applied_total{run_id=\"a\"}", "2");
+  for (const char* gone : {"ballast_rms_ratio{", "ballast_layer_gradient_norm{", "ballast_gradient_flushed_ratio{"}) {
+    EXPECT_THAT(metrics_.Serialize(), Not(HasSubstr(absl::StrCat("\n", gone))));
+  }
+  run_->OnStep(last);
+  ExpectShown("ballast_rms_ratio{layer=\"h.0\",run_id=\"a\"}", "1.5");
+}
+
+TEST_F(DurableRunTest, ARunThatWasReadBackShowsItsStepThoughThatWasSkipped) {
+  run_->OnWentBack({.step = 18, .outcome = Outcome::kSkipped});
+  ExpectShown("ballast_step{run_id=\"a\"}", "18");
+  EXPECT_THAT(metrics_.Serialize(), Not(HasSubstr("\nballast_last_step_timestamp_seconds{")));
+}
+
 TEST_F(DurableRunTest, ACheckpointShows) {
   run_->OnCheckpoint({.trigger = "request",
                       .step = 7,
