@@ -205,7 +205,9 @@ v1::RunStatus FromRun(const Run& run, uint64_t memory_free_bytes) {
     out.set_parts(run.spec().part->count);
   }
   out.set_state(FromState(status.state));
-  if (status.unattended_since_s) out.set_idle_seconds(MonotonicSeconds() - *status.unattended_since_s);
+  if (const auto since_s = status.unattended_since_s) {
+    out.set_idle_seconds(MonotonicSeconds() - std::min(*since_s, status.left_before_s.value_or(*since_s)));
+  }
   if (status.last_result) out.set_since_step_seconds(std::max(0.0, UnixSeconds() - status.last_result->closed_at_s));
   if (status.rms_ratio_max) out.set_rms_ratio_max(*status.rms_ratio_max);
   out.set_parameters(run.plan().parameters);

@@ -164,7 +164,10 @@ void Run::ShowState() {
   const bool held = driver_->CountRanks().held > 0;
   if (held != unattended_since_s_.has_value()) return;
   unattended_since_s_ = held ? std::nullopt : std::optional(MonotonicSeconds());
-  board_.Write([&](RunStatus& s) { s.unattended_since_s = unattended_since_s_; });
+  board_.Write([&](RunStatus& s) {
+    s.unattended_since_s = unattended_since_s_;
+    s.left_before_s.reset();
+  });
 }
 
 void Run::Settle() {

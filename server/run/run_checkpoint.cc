@@ -205,6 +205,7 @@ void Run::GoOnFrom(const RunFigures& figures, const CheckpointWritten& from, std
       s.durability->checkpoint_bytes = from.bytes;
       s.durability->written_at_s = MonotonicSeconds() - from.age_seconds;
       s.durability->restored = std::move(restored);
+      if (figures.ranks_held == 0) s.left_before_s = s.durability->written_at_s;  // it was written as they left
     });
     ShowState();
   });

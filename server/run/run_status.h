@@ -66,6 +66,8 @@ struct RunStatus {
   std::optional<Durability> durability = {};      // none: there is no storage
   std::optional<FollowFigures> follow = {};       // none: the spec does not have it
   std::optional<double> unattended_since_s = {};  // MonotonicSeconds, since no rank is held; none: one is
+  // Likewise, and earlier, of a run that was read from the disk, and that its trainers had left before.
+  std::optional<double> left_before_s = {};
 };
 
 // Thread-safe.

@@ -277,6 +277,7 @@ void StepReporter::ShowRestored(const RunFigures& figures) {
     s.partial = figures.partial;
     s.aborted = figures.aborted;
     s.rewinds = figures.rewinds;
+    s.left_before_s.reset();
     s.generation = environment_.machine->generation();
   });
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 
 import ballast
 from daemon import Daemon
-from durable import RUN, checkpoints, ctl, runs_of, train
+from durable import RUN, checkpoints, ctl, runs_of, train, trained
 from models import layered, until
 
 STEPS = 4
@@ -115,6 +116,18 @@ def test_a_trainer_that_leaves_after_the_daemons_restart_has_left(tmp_path: Path
         optimizer.close()
         until(lambda: state(daemon) == FINISHED)
         assert runs_of(daemon.server)[0]["step"] == STEPS
+
+
+def test_a_finished_run_is_as_old_after_a_restart(tmp_path: Path) -> None:
+    """It finished when its last checkpoint was written, and not when the daemon started; its step is in the metrics."""
+    trained(tmp_path, STEPS, checkpoint_every_steps=1000)
+    left = time.monotonic()
+    with Daemon(storage=tmp_path) as daemon:
+        [run] = runs_of(daemon.server)
+        assert run["idle_seconds"] > time.monotonic() - left > 0
+        assert "no step was made since" in ctl("run", RUN, server=daemon.server).stdout
+        with urllib.request.urlopen(daemon.metrics_url, timeout=10) as answer:
+            assert f'\nballast_step{{run_id="{RUN}"}} {STEPS}\n' in answer.read().decode()
 
 
 def test_of_what_an_earlier_version_wrote_nothing_is_said(tmp_path: Path) -> None:
