@@ -300,7 +300,8 @@ class Client {
   // Takes the rank and opens the step stream. May be called again after a rewind; weights must then be bound anew. The
   // client reads the run's spec from the daemon to know the tensors.
   virtual absl::StatusOr<Attachment> Attach(const AttachOptions& options) = 0;
-  // Gives the rank back, as the destructor does: at once, unless a step is open. Attach may be called again.
+  // Gives the rank back, as the destructor does: at once, unless a step is open; then its lease has to run out, for which
+  // Attach waits (wait_s). Attach may be called again.
   virtual void Detach() = 0;
   // Uploads weights, and optimizer state if the run is to go on from some, before the first step. Returns the digests
   // of what the daemon then serves, by tensor index. FAILED_PRECONDITION while a step is open. Of several ranks one does so, and

@@ -1,6 +1,7 @@
 // The client against a real daemon: what it trains, what it may not do, and that a lost connection changes no bit.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstring>
 
@@ -70,6 +71,26 @@ TEST(TrainingTest, ALiveRankIsTakenOverOnlyOnRequest) {
   ASSERT_TRUE(other.Join(*second, {.run_id = "least-squares", .takeover = true}).ok());
   EXPECT_EQ(problem.Step(*first).status().code(), absl::StatusCode::kAborted);
   EXPECT_TRUE(other.Step(*second).ok());
+}
+
+// The daemon hears of the end of a stream that was cancelled when it comes to it.
+TEST(TrainingTest, WhoDetachesWithAStepOpenAttachesAgain) {
+  Config config = RealDaemon::Small();
+  config.limits.lease_s = 0.01;
+  config.shm_socket = absl::StrCat(::testing::TempDir(), "ballast-detach-", getpid(), ".sock");
+  RealDaemon daemon(config);
+  LeastSquares problem;
+  const auto client = QuietClient(daemon.address());
+  ASSERT_TRUE(problem.Join(*client).ok());
+  for (const TransportChoice transport : {TransportChoice::kGrpc, TransportChoice::kShm}) {
+    for (int i = 0; i < 40; ++i) {
+      SCOPED_TRACE(absl::StrCat("transport ", static_cast<int>(transport), ", time ", i));
+      ASSERT_TRUE(client->BeginStep({}).ok());
+      client->Detach();
+      const auto attachment = client->Attach({.run_id = "least-squares", .transport = transport});
+      ASSERT_TRUE(attachment.ok()) << attachment.status();
+    }
+  }
 }
 
 // Until the daemon has updated the tensor, which Pull shows.

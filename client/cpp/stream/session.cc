@@ -1,5 +1,7 @@
 #include "client/cpp/stream/session.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "proto/nccl/nccl.h"
@@ -16,6 +18,8 @@ namespace {
 constexpr absl::Duration kAttachTimeout = absl::Seconds(120);
 // Of a daemon that has just answered, and may be busy.
 constexpr absl::Duration kServerTimeout = absl::Seconds(10);
+// Of a daemon that is to hear that a stream was cancelled: how long it may take, and how often it is asked.
+constexpr absl::Duration kLeaving = absl::Seconds(5), kLeavingGlance = absl::Milliseconds(10);
 
 v1::AttachRequest Request(const AttachOptions& options) {
   v1::AttachRequest request;
@@ -39,6 +43,9 @@ absl::Status RankTaken(const AttachOptions& options, const absl::Status& status)
       absl::StrCat("rank ", options.rank, " of run '", options.run_id, "' is taken: ", status.message(),
                    ". If that trainer is gone for good, attach with takeover=true; else give another run_id"));
 }
+
+// Whether the daemon takes a session for alive; one whose connection was lost has a lease, whose end it tells.
+bool Live(const absl::Status& status) { return absl::IsAlreadyExists(status) && !RetryAfter(status); }
 
 absl::Status StepTooLong(const AttachOptions& options, const absl::Status& status) {
   return absl::UnavailableError(absl::StrCat(
@@ -79,7 +86,7 @@ google::protobuf::RepeatedPtrField<v1::TensorCoverage> CoverageOf(const Shards& 
   return coverage;
 }
 
-absl::StatusOr<v1::AttachResponse> TakeRank(Connection& connection, const AttachOptions& options) {
+absl::StatusOr<v1::AttachResponse> TakeRank(Connection& connection, const AttachOptions& options, bool leaving) {
   v1::AttachRequest request = Request(options);
   request.set_spec_sha256(options.spec_sha256);
   request.set_takeover(options.takeover);
@@ -87,6 +94,7 @@ absl::StatusOr<v1::AttachResponse> TakeRank(Connection& connection, const Attach
   if (auto s = CheckText(request); !s.ok()) return s;
   Retry retry(connection, absl::StrCat("attaching as rank ", options.rank, " of run '", options.run_id, "'"),
               {.lease = absl::Seconds(options.wait_s), .step = absl::Seconds(options.join_timeout_s)});
+  const absl::Time left_by = leaving ? SteadyNow() + std::min(kLeaving, absl::Seconds(options.wait_s)) : SteadyNow();
   for (;;) {
     grpc::ClientContext context;
     context.set_deadline(absl::ToChronoTime(absl::Now() + kAttachTimeout));
@@ -95,6 +103,7 @@ absl::StatusOr<v1::AttachResponse> TakeRank(Connection& connection, const Attach
     if (status.ok()) return response;
     if (!options.awaits_step && absl::IsUnavailable(status) && RetryAfter(status)) return status;
     if (retry.Again(status)) continue;
+    if (Live(status) && SteadyNow() < left_by && connection.Sleep(kLeavingGlance)) continue;
     if (absl::IsAlreadyExists(status)) return RankTaken(options, status);
     const bool waited = absl::IsUnavailable(status) && RetryAfter(status) && !retry.interrupted();
     return waited ? StepTooLong(options, status) : retry.Explain(status);
