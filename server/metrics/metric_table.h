@@ -274,6 +274,10 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
     Durable({"Durability", "ballast_checkpoint_interval_target_seconds", MetricType::kGauge, "run_id",
              "How long it should take in training from one checkpoint to the next; where they are due by steps, at the "
              "pace of the last ones. 0: none is due yet."}),
+    Durable(
+        {"Durability", "ballast_unsaved_training_seconds", MetricType::kGauge, "run_id",
+         "Training that no checkpoint of this daemon has: the steps since the last one written, from close to close, "
+         "without the pauses between them."}),
     Durable({"Durability", "ballast_durable_step", MetricType::kGauge, "run_id",
              "The last step that survives a crash; 0: none.", reading::OfCheckpoint<&CheckpointFigures::step>}),
     {"Durability", "ballast_checkpoint_hooks_total", MetricType::kCounter, "result=success|failed|timeout|skipped",

@@ -83,6 +83,7 @@ struct ActivityFigures {
   bool stopped = false;         // by itself, and begins no step
   double step_opened_at_s = 0;  // Unix time; 0: no step is open
   double stall_after_s = 0;
+  double unsaved_s = 0;  // RunActivity::unsaved_s
 };
 
 // What is told of a run's versions and their readers. Of a run that nobody may follow there are no such series.

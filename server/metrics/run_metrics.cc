@@ -25,6 +25,7 @@ RunSeries::RunSeries(Families* families, Options options)
       checkpoints_failed_(AddCheckpoints("failed")),
       checkpoint_interval_(options_.labels.durable ? series_.AddGauge("ballast_checkpoint_interval_target_seconds")
                                                    : nullptr),
+      unsaved_(options_.labels.durable ? series_.AddGauge("ballast_unsaved_training_seconds") : nullptr),
       hook_failures_(options_.labels.durable ? series_.AddGauge("ballast_checkpoint_hook_failures_in_a_row")
                                              : nullptr) {
   AddInfo();
@@ -194,6 +195,7 @@ void RunSeries::OnActivity(const ActivityFigures& figures) {
   stopped_->Set(figures.stopped ? 1 : 0);
   step_opened_->Set(figures.step_opened_at_s);
   stall_threshold_->Set(figures.stall_after_s);
+  if (unsaved_ != nullptr) unsaved_->Set(figures.unsaved_s);
 }
 
 void RunSeries::OnState(std::string_view state) {

@@ -97,6 +97,7 @@ class RunSeries final : public RunMetrics {
   const Children<prometheus::Counter> checkpoints_written_, checkpoints_failed_;
   // nullptr: the run is not durable.
   prometheus::Gauge* const checkpoint_interval_;
+  prometheus::Gauge* const unsaved_;
   prometheus::Gauge* const hook_failures_;
   std::string current_state_;
 };

@@ -20,6 +20,7 @@ std::unique_ptr<Checkpointer> StepExecutor::MakeCheckpointer(const Environment& 
       .on_writing = [this](bool writing) { board_->Write([&](RunStatus& s) { s.durability->writing = writing; }); },
       .on_begun =
           [this](uint64_t step) {
+            reporter_.OnCheckpointBegun();
             if (journal_ != nullptr) journal_->OnCheckpointBegun(step);
           },
       .on_written = [this](const CheckpointReport& report) { reporter_.OnCheckpoint(report); },

@@ -31,7 +31,7 @@ StepReporter::StepReporter(Environment environment)
 
 void StepReporter::OnOpened() {
   clock_ = {.begin_s = MonotonicSeconds()};
-  activity_.OnOpened();
+  activity_.OnOpened(clock_.begin_s);
   if (state_ != RunState::kTraining) SetState(RunState::kTraining);
 }
 
@@ -41,7 +41,8 @@ void StepReporter::ShowState(RunActivity::Ranks ranks, bool stopped) {
   environment_.metrics->OnActivity({.ranks_lost = ranks.lost,
                                     .stopped = stopped,
                                     .step_opened_at_s = step_open ? UnixSeconds() - (now_s - clock_.begin_s) : 0,
-                                    .stall_after_s = activity_.stall_after_s()});
+                                    .stall_after_s = activity_.stall_after_s(),
+                                    .unsaved_s = activity_.unsaved_s()});
   const RunState state = activity_.At(now_s, step_open, ranks);
   if (state != state_) SetState(state);
 }
@@ -125,7 +126,7 @@ void StepReporter::LogSpikes(const StepRecord& record) {
 StepRecord StepReporter::Report(StepRecord record, const StepStatistics& statistics) {
   const double now_s = MonotonicSeconds();
   environment_.metrics->OnStep(record);
-  activity_.OnClosed(now_s);
+  activity_.OnClosed(now_s, record.outcome == Outcome::kApplied || record.outcome == Outcome::kPartial);
   if (environment_.spec->checkpoints) ShowCheckpointInterval();
   LogTorn(record);
   const std::vector<StepRecord::Layer> layers = std::exchange(record.layers, {});
@@ -219,6 +220,7 @@ void StepReporter::OnCheckpoint(const CheckpointReport& report) {
          {"err", std::string(written.status().message())}});
     return;
   }
+  activity_.OnCheckpointWritten();
   environment_.metrics->OnCheckpoint({.trigger = TriggerName(report.trigger),
                                       .step = report.step,
                                       .bytes = written->bytes,
@@ -270,7 +272,7 @@ void StepReporter::ShowJournaling() {
 }
 
 void StepReporter::ShowRestored(const RunFigures& figures) {
-  if (figures.ranks_held) activity_.OnOpened();
+  if (figures.ranks_held) activity_.OnTrained();
   environment_.board->Write([&](RunStatus& s) {
     s.applied = figures.applied;
     s.skipped = figures.skipped;

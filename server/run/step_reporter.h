@@ -70,6 +70,7 @@ class StepReporter {
   void ShowStopped(const std::string& why);
   void ShowRewound(const RunMemory& memory);
   void OnRewound(uint64_t from_step, uint64_t to_step, const std::string& reason);
+  void OnCheckpointBegun() { activity_.OnCheckpointBegun(); }
   void OnCheckpoint(const CheckpointReport& report);
   void ShowNewest(const CheckpointWritten& newest);
   void ShowDurable(uint64_t step);

@@ -148,6 +148,11 @@ TEST_F(DurableRunTest, DamageAndRestoresAreCounted) {
   ExpectShown("ballast_checkpoint_interval_target_seconds{run_id=\"a\"}", "90.5");
 }
 
+TEST_F(DurableRunTest, ShowsTheTrainingThatIsOnNoDisk) {
+  run_->OnActivity({.unsaved_s = 12.5});
+  ExpectShown("ballast_unsaved_training_seconds{run_id=\"a\"}", "12.5");
+}
+
 TEST_F(DurableRunTest, FailuresOfCopiesAreCountedUntilOneSucceeds) {
   for (const char* result : {"failed", "timeout", "skipped"}) run_->OnCopied(result);
   ExpectShown("ballast_checkpoint_hook_failures_in_a_row{run_id=\"a\"}", "2");

@@ -12,7 +12,7 @@ constexpr bool kStepOpen = true, kStepClosed = false;
 // The time of the last of so many steps, which took this long each.
 double Train(RunActivity* activity, double now_s, int steps, double step_s) {
   for (int i = 0; i < steps; ++i) {
-    activity->OnOpened();
+    activity->OnOpened(now_s);
     activity->OnClosed(now_s += step_s);
   }
   return now_s;
@@ -26,7 +26,7 @@ TEST(RunActivity, WaitsUntilItsFirstStepWhoeverIsThere) {
 
 TEST(RunActivity, IsInTrainingWhileAStepIsOpenHoweverLong) {
   RunActivity activity;
-  activity.OnOpened();
+  activity.OnOpened(1);
   EXPECT_EQ(activity.At(1e6, kStepOpen, kThere), RunState::kTraining);
   EXPECT_EQ(activity.At(1e6, kStepOpen, kOneOfTwoLost), RunState::kTraining);
 }
@@ -59,9 +59,36 @@ TEST(RunActivity, APauseAmongTheStepsIsSoonForgotten) {
   RunActivity activity;
   double now_s = Train(&activity, 1000, 100, 20);
   now_s = Train(&activity, now_s + 3600, 1, 20);
-  EXPECT_LT(activity.stall_after_s(), 320) << "an hour's pause counts as 200 s";
+  EXPECT_NEAR(activity.stall_after_s(), 200, 1e-9);
+  EXPECT_NEAR(activity.pace_s(), 20, 1e-9);
   Train(&activity, now_s, 64, 20);
-  EXPECT_LT(activity.stall_after_s(), 205);
+  EXPECT_NEAR(activity.stall_after_s(), 200, 1e-9);
+}
+
+TEST(RunActivity, APauseIsNoTrainingThatIsOnNoDisk) {
+  RunActivity activity;
+  double now_s = Train(&activity, 1000, 100, 0.25);
+  activity.OnCheckpointBegun();
+  now_s = Train(&activity, now_s, 40, 0.25);
+  EXPECT_NEAR(activity.unsaved_s(), 35, 1e-9) << "the checkpoint is not written yet";
+  activity.OnCheckpointWritten();
+  EXPECT_NEAR(activity.unsaved_s(), 10, 1e-9);
+  now_s = Train(&activity, now_s + 75, 40, 0.25);
+  EXPECT_NEAR(activity.unsaved_s(), 20.25, 1e-9) << "of the pause one step's time counts";
+  EXPECT_NEAR(activity.pace_s(), 0.25, 1e-9);
+  activity.OnOpened(now_s);
+  activity.OnClosed(now_s + 100, /*updated=*/false);
+  EXPECT_NEAR(activity.unsaved_s(), 20.25, 1e-9) << "nothing to lose";
+}
+
+// The gradients of a step are computed before it begins.
+TEST(RunActivity, TheTimeBetweenStepsIsTrainingTooWhereItIsNoPause) {
+  RunActivity activity;
+  for (double now_s = 10; now_s < 500; now_s += 10) {
+    activity.OnOpened(now_s + 9);
+    activity.OnClosed(now_s + 10);
+  }
+  EXPECT_NEAR(activity.unsaved_s(), 481, 1e-9);
 }
 
 TEST(RunActivity, FollowsStepsThatBecomeSlower) {
