@@ -13,23 +13,38 @@
 namespace ballast::ctl {
 namespace {
 
-// The median time of the steps.
-double MedianSeconds(const v1::GetHistoryResponse& history) {
+// How long after the step before it each closed: all that a step waits for is in it, also before its begin and after its
+// last update. By the index of the later one, less 1.
+std::vector<double> CloseToClose(const v1::GetHistoryResponse& history) {
   std::vector<double> seconds;
-  for (const v1::StepRecord& step : history.steps()) seconds.push_back(step.seconds());
+  for (int i = 1; i < history.steps_size(); ++i) {
+    seconds.push_back(std::max(history.steps(i).closed_at_s() - history.steps(i - 1).closed_at_s(), 0.0));
+  }
+  return seconds;
+}
+
+double Median(std::vector<double> seconds) {
   const auto middle = seconds.begin() + static_cast<ptrdiff_t>(seconds.size() / 2);
   std::nth_element(seconds.begin(), middle, seconds.end());
   return *middle;
 }
 
-void Explain(const v1::StepRecord& step, const v1::GetHistoryResponse& history, std::ostream& out) {
+// "" of the first that is remembered: what was before it is not known.
+std::string HowLong(int index, const v1::GetHistoryResponse& history) {
+  if (index == 0) return "";
+  const std::vector<double> seconds = CloseToClose(history);
+  const double took_s = seconds[static_cast<size_t>(index) - 1], median_s = Median(seconds);
+  const std::string times = median_s > 0 ? absl::StrFormat(", %.2f times the median", took_s / median_s) : "";
+  return absl::StrCat("it closed ", Duration(took_s), " after the step before it", times, " of the last ",
+                      history.steps_size(), " steps; ");
+}
+
+void Explain(int index, const v1::GetHistoryResponse& history, std::ostream& out) {
+  const v1::StepRecord& step = history.steps(index);
   const std::string why = step.reason().empty() ? "" : absl::StrCat(": ", step.reason());
   out << "step " << step.step() << " was " << OutcomeName(step.outcome()) << why << "\n";
   if (!step.detail().empty()) out << "  " << Visible(step.detail()) << "\n";
-  const double median_s = MedianSeconds(history);
-  out << "it took " << Duration(step.seconds()) << ", " << absl::StrFormat("%.2f", step.seconds() / median_s)
-      << " times the median of the last " << history.steps_size() << " steps; the most of it: " << Slowest(step)
-      << "\n";
+  out << HowLong(index, history) << "the longest of these: " << Slowest(step) << "\n";
   PrintParts(step, out);
   if (step.clip_coefficient() < 1) {
     out << "the gradient's norm, " << Number(step.grad_norm()) << ", was clipped by " << Number(step.clip_coefficient())
@@ -56,7 +71,7 @@ int ExplainStep(const Invocation& invocation) {
                 absl::NotFoundError(absl::StrCat("step ", *number, " is not among those remembered: ", kept)));
   }
   if (invocation.json) return PrintJson(invocation, *step);
-  Explain(*step, *history, invocation.out);
+  Explain(static_cast<int>(history->steps().rend() - step) - 1, *history, invocation.out);
   return kOk;
 }
 
