@@ -1,8 +1,7 @@
 #include "client/cpp/ctl/plan_spec.h"
 
-#include <algorithm>
 #include <fstream>
-#include <limits>
+#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -21,6 +20,14 @@ absl::StatusOr<int64_t> Count(const char* flag, const std::string& text) {
     return static_cast<int64_t>(value);
   }
   return absl::InvalidArgumentError(absl::StrCat("--", flag, " is '", text, "'; wanted a whole number, 1 or more"));
+}
+
+// Of a number that the spec has room for, how many are too many is the daemon's to say.
+template <typename Number>
+absl::StatusOr<uint32_t> Fitting(const char* flag, const absl::StatusOr<Number>& count) {
+  if (!count.ok()) return count.status();
+  if (std::in_range<uint32_t>(*count)) return static_cast<uint32_t>(*count);
+  return absl::InvalidArgumentError(absl::StrCat("--", flag, " is ", *count, ", more than any run can have"));
 }
 
 // The parameters spread evenly over vectors.
@@ -95,30 +102,28 @@ absl::Status TakeAverages(const Invocation& invocation, v1::RunSpec* spec) {
 }
 
 absl::Status TakeSteps(const Invocation& invocation, v1::RunSpec* spec) {
-  const auto ranks = Count("ranks", invocation.Get("ranks", "1"));
+  const auto ranks = Fitting("ranks", Count("ranks", invocation.Get("ranks", "1")));
   if (!ranks.ok()) return ranks.status();
-  const auto micros = Count("accumulation", invocation.Get("accumulation", "1"));
+  const auto micros = Fitting("accumulation", Count("accumulation", invocation.Get("accumulation", "1")));
   if (!micros.ok()) return micros.status();
-  constexpr int64_t kMost = std::numeric_limits<uint32_t>::max();  // how many are too many is the daemon's to say
-  spec->set_ranks(static_cast<uint32_t>(std::min(*ranks, kMost)));
-  spec->set_accumulation(static_cast<uint32_t>(std::min(*micros, kMost)));
+  spec->set_ranks(*ranks);
+  spec->set_accumulation(*micros);
   const std::string commit = invocation.Get("commit", "release");
   if (commit != "release" && commit != "staged") {
     return absl::InvalidArgumentError(absl::StrCat("--commit is '", commit, "'; wanted release or staged"));
   }
-  const auto snapshots = WholeNumber("--snapshots", invocation.Get("snapshots", "0"));
+  const auto snapshots = Fitting("snapshots", WholeNumber("--snapshots", invocation.Get("snapshots", "0")));
   if (!snapshots.ok()) return snapshots.status();
-  if (*snapshots > 0)
-    spec->mutable_rewind()->set_snapshots(static_cast<uint32_t>(std::min<uint64_t>(*snapshots, kMost)));
-  const auto readers = WholeNumber("--readers", invocation.Get("readers", "0"));
+  if (*snapshots > 0) spec->mutable_rewind()->set_snapshots(*snapshots);
+  const auto readers = Fitting("readers", WholeNumber("--readers", invocation.Get("readers", "0")));
   if (!readers.ok()) return readers.status();
-  if (*readers > 0) spec->mutable_follow()->set_readers(static_cast<uint32_t>(std::min<uint64_t>(*readers, kMost)));
-  const auto tags = WholeNumber("--tags", invocation.Get("tags", "0"));
+  if (*readers > 0) spec->mutable_follow()->set_readers(*readers);
+  const auto tags = Fitting("tags", WholeNumber("--tags", invocation.Get("tags", "0")));
   if (!tags.ok()) return tags.status();
   for (const auto format : absl::StrSplit(invocation.Get("reader-formats", ""), ',', absl::SkipEmpty())) {
     spec->mutable_follow()->add_formats(std::string(format));
   }
-  if (*tags > 0) spec->mutable_follow()->set_tags(static_cast<uint32_t>(std::min<uint64_t>(*tags, kMost)));
+  if (*tags > 0) spec->mutable_follow()->set_tags(*tags);
   spec->set_commit(commit == "staged" ? v1::COMMIT_MODE_STAGED : v1::COMMIT_MODE_RELEASE);
   return absl::OkStatus();
 }

@@ -16,6 +16,14 @@ std::string RmsText(const v1::RunStatus& run) {
   return "not known: no step was made since the run was read from the disk or went back to this one";
 }
 
+// A rewind takes the step back, and not what was made.
+std::string StepsText(const v1::RunStatus& run) {
+  const uint64_t made = run.steps_applied() + run.steps_skipped() + run.steps_partial() + run.steps_aborted();
+  return absl::StrCat(run.step(), made == run.step() ? " closed: " : " now; of all made, those since undone too: ",
+                      run.steps_applied(), " applied, ", run.steps_skipped(), " skipped, ", run.steps_partial(),
+                      " partial, ", run.steps_aborted(), " aborted");
+}
+
 void PrintProgress(const v1::RunStatus& run, const v1::RunSpec& spec, std::ostream& out) {
   Table table({Table::kLeft, Table::kLeft});
   table.Row({"run", absl::StrCat(run.run_id(), ", ", StateText(run))});
@@ -24,9 +32,7 @@ void PrintProgress(const v1::RunStatus& run, const v1::RunSpec& spec, std::ostre
   table.Row({"optimizer", run.optimizer()});
   const std::string took =
       run.step_seconds() > 0 ? absl::StrCat(", the last one took ", Duration(run.step_seconds())) : "";
-  table.Row(
-      {"steps", absl::StrCat(run.step(), " closed: ", run.steps_applied(), " applied, ", run.steps_skipped(),
-                             " skipped, ", run.steps_partial(), " partial, ", run.steps_aborted(), " aborted", took)});
+  table.Row({"steps", StepsText(run) + took});
   if (run.has_last_result()) {
     const v1::StepResult& last = run.last_result();
     const std::string reason = last.reason().empty() ? "" : absl::StrCat(" (", last.reason(), ")");

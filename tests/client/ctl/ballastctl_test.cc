@@ -195,6 +195,8 @@ TEST_F(BallastctlTest, PlanSaysWhatIsReservedAndWhetherItFits) {
   EXPECT_EQ(too_large.code, 1);
   EXPECT_THAT(too_large.text, HasSubstr("does not fit: "));
   EXPECT_EQ(Ballastctl("plan --parameters 1e6 --state nothing").code, 1);
+  EXPECT_THAT(Ballastctl("plan --parameters 1e6 --ranks 65").text, HasSubstr("ranks is 65"));
+  EXPECT_THAT(Ballastctl("plan --parameters 1e6 --ranks 99999999999").text, HasSubstr("--ranks is 99999999999"));
 }
 
 // All gradients are kept: 2 bytes a parameter as one rank sends them in bf16, 4 as a sum; beside each rank's window.
@@ -245,6 +247,7 @@ TEST_F(BallastctlTest, RewindListsAndTakesARunBack) {
   const Answer answer = Ballastctl("rewind least-squares --back 1");
   EXPECT_EQ(answer.code, 0);
   EXPECT_EQ(answer.text, "run 'least-squares' is back at step 3, generation 2; its trainers go on with step 4\n");
+  EXPECT_THAT(Ballastctl("run least-squares").text, HasSubstr("3 now; of all made, those since undone too: 4 applied"));
   EXPECT_EQ(RewoundTo(problem_.Step(*client_).status()), 3u);
 }
 
