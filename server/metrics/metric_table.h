@@ -66,7 +66,8 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
     {"Runs and steps", "ballast_run_ranks_lost", MetricType::kGauge, "run_id",
      "Ranks that have been away for longer than their lease without having left cleanly, and that nobody has taken."},
     {"Runs and steps", "ballast_run_stopped", MetricType::kGauge, "run_id",
-     "1: it has stopped itself, after spikes.max_rewinds, and begins no step until it is rewound."},
+     "1: it has stopped itself, after spikes.max_rewinds or at a gradient with nonfinite=\"stop\", and begins no step "
+     "until it is rewound."},
     {"Runs and steps", "ballast_step_open_timestamp_seconds", MetricType::kGauge, "run_id",
      "When the open step was begun (Unix time); 0: none is open."},
     {"Runs and steps", "ballast_step_stall_threshold_seconds", MetricType::kGauge, "run_id",
@@ -117,13 +118,16 @@ inline constexpr auto kMetricFamilies = std::to_array<MetricFamily>({
     {"Optimizer health", "ballast_rms_ratio_distribution", MetricType::kHistogram, "run_id",
      "RMS_t of every tensor at every step.", reading::RmsOfTensors, kRmsBuckets},
     {"Optimizer health", "ballast_gradient_norm", MetricType::kGauge, "run_id",
-     "L2 norm of the whole gradient at the last step.", reading::AtUpdate<&StepRecord::grad_norm>},
+     "L2 norm of the whole gradient at the last step; of a run on several daemons that is released, of this daemon's "
+     "part "
+     "(the run's is the root of the sum of their squares), of a staged one of the whole on each.",
+     reading::AtUpdate<&StepRecord::grad_norm>},
     {"Optimizer health", "ballast_gradient_norm_distribution", MetricType::kHistogram, "run_id",
-     "L2 norm of the whole gradient at every step.", reading::AtUpdate<&StepRecord::grad_norm>, kNormBuckets},
+     "ballast_gradient_norm of every step.", reading::AtUpdate<&StepRecord::grad_norm>, kNormBuckets},
     {"Optimizer health", "ballast_layer_gradient_norm", MetricType::kGauge, "run_id layer",
      "L2 norm of the layer's gradient at the last step.", reading::OfLayers<&StepRecord::Layer::gradient_norm>},
     {"Optimizer health", "ballast_update_to_weight_ratio", MetricType::kGauge, "run_id layer",
-     "L2 norm of the update over that of the weights, at the last step with full statistics.",
+     "L2 norm of the wanted update, before rounding, over that of the weights, at the last step with full statistics.",
      reading::OfLayers<&StepRecord::Layer::update_to_weight_ratio>},
     {"Optimizer health", "ballast_edq_ratio", MetricType::kGauge, "run_id layer",
      "Part of the wanted update that rounding let through (EDQ / L2 norm of the wanted update; 1: all of it), at the "
