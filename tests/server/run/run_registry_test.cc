@@ -161,6 +161,7 @@ TEST_F(RunRegistryTest, ARunThatIsMadeHasItsPlaceAndItsMemory) {
   Create("second", kSmall, &second);
   Create("third", kSmall, &third);
   Create("fourth", kSmall, &fourth);
+  EXPECT_TRUE(second.Get().ok());
   EXPECT_TRUE(third.Get().ok());
   EXPECT_THAT(std::string(fourth.Get().status().message()), HasSubstr("would be run number 4, and max_runs is 3"));
   device_->Open();
