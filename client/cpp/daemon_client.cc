@@ -246,7 +246,7 @@ absl::StatusOr<Attachment> DaemonClient::Attach(const AttachOptions& options) {
   if (!nccl.ok()) return nccl.status();
   AttachOptions wanted = options;
   if (wanted.spec_sha256.empty() && spec_run_ == wanted.run_id) wanted.spec_sha256 = spec_sha256_;
-  auto grant = TakeRank(*connection_, wanted, was_ == std::pair(wanted.run_id, wanted.rank));
+  auto grant = TakeRank(*connection_, wanted, run_id_ == wanted.run_id && rank_ == wanted.rank);
   if (!grant.ok()) return Explain(grant.status(), options.run_id);
   Found(options.run_id, began);
   if (Sharded(options.shards) && !grant->takes_partial_chunks()) {
@@ -266,8 +266,7 @@ absl::StatusOr<Attachment> DaemonClient::Attach(const AttachOptions& options) {
       *gpu);
   if (!stream.ok()) return Explain(stream.status(), options.run_id);  // the daemon may have been started anew since
   stream_ = *std::move(stream);
-  run_id_ = options.run_id;
-  was_ = {options.run_id, options.rank};
+  run_id_ = options.run_id, rank_ = options.rank;
   takes_load_batches_ = grant->takes_load_batches();
   generation_ = grant->generation();
   return AttachmentOf(*grant);

@@ -7,7 +7,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "client/cpp/client.h"
@@ -100,9 +99,9 @@ class DaemonClient final : public Client {
   absl::Status Explain(const absl::Status& status, const std::string& run) const;
 
   const std::unique_ptr<Connection> connection_;
-  std::unique_ptr<StepStream> stream_;    // after Attach
-  std::string run_id_;                    // likewise
-  std::pair<std::string, uint32_t> was_;  // the run and rank of the last Attach
+  std::unique_ptr<StepStream> stream_;  // after Attach
+  std::string run_id_;                  // likewise; it and the next stay those of the last Attach
+  uint32_t rank_ = 0;
   std::string found_run_;
   absl::Time found_since_ = absl::InfiniteFuture();  // none was
   bool takes_load_batches_ = false;                  // likewise; of the daemon
