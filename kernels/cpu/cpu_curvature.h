@@ -60,8 +60,7 @@ class CpuCurvature {
       const auto t = TermsOf<V>(probe_.preconditioner, m, v, V::Load(grad_ + i), V::Load(before + i));
       V::Store(dg_ + i, t.u_dg);
       V::Store(pu_ + i, t.u_pu);
-      const auto larger =
-          V::MaxBits(V::And(V::Bits(t.u_dg), V::SetBits(kMagnitude)), V::And(V::Bits(t.u_pu), V::SetBits(kMagnitude)));
+      const auto larger = V::MaxBits(Magnitude<V>(t.u_dg), Magnitude<V>(t.u_pu));
       most = V::MaxBits(most, larger);
     }
     std::fill(dg_ + count, dg_ + kRow, 0.0f);

@@ -148,7 +148,7 @@ class CpuKernel {
     Row::ForEachMoment([&](auto m) {
       auto block = V::SetBits(0);
       for (int j = 0; j < kVectors<V>; ++j) {
-        const auto magnitude = MomentType<m>::kStoresRoot ? V::Bits(moments[m][j]) : Magnitude(moments[m][j]);
+        const auto magnitude = MomentType<m>::kStoresRoot ? V::Bits(moments[m][j]) : Magnitude<V>(moments[m][j]);
         block = j == 0 ? magnitude : V::MaxBits(block, magnitude);
       }
       row_.template KeepLargest<m>(b, block, &most->moment[m]);
@@ -159,10 +159,9 @@ class CpuKernel {
     V::Store(row_.next + i, r.weight);
     if constexpr (Master::kPaired) V::Store(row_.next_low + i, r.weight_low);
     if constexpr (kLevel == StatisticsLevel::kFull) V::Store(row_.delta + i, r.delta);
-    most->weight = V::MaxBits(most->weight, Magnitude(r.weight));
+    most->weight = V::MaxBits(most->weight, Magnitude<V>(r.weight));
     if constexpr (kLevel != StatisticsLevel::kOff) Row::template AddCore<Rule::kHasRms>(core, i, grad, r);
   }
-  static typename V::U Magnitude(typename V::F x) { return V::And(V::Bits(x), V::SetBits(kMagnitude)); }
 
   // What each element adds; of a rule over matrices its direction, whose square that is. Zeros past the tensor's end.
   void MeasureRow(uint64_t first, uint64_t count) {
@@ -176,7 +175,7 @@ class CpuKernel {
         if constexpr (kIsOverMatrix<Rule>) {
           const auto directed = Rule::template Direct<V>(constants_, V::Load(row_.grad + i), moment[j]);
           V::Store(terms_ + i, directed.direction);
-          most = V::MaxBits(most, Magnitude(directed.m));
+          most = V::MaxBits(most, Magnitude<V>(directed.m));
         } else {
           const auto measured = Rule::template Measure<V>(constants_, V::Load(row_.grad + i), moment[j]);
           V::Store(terms_ + i, measured.term);

@@ -227,15 +227,10 @@ class CpuRow {
       if ((std::bit_cast<uint32_t>(row[i]) & kMagnitude) > bound) rejected_[i / kBlock] = true;
     }
   }
+  // Where plane p has an element, in bytes; of a count, how many bytes so many take.
+  static constexpr uint64_t InPlane(size_t p, uint64_t element) { return element / kPlanes[p].per * kPlanes[p].bytes; }
   void PrefetchPlanes(uint64_t first) const {
-    [&]<int... I>(std::integer_sequence<int, I...>) {
-      (Prefetch(u_.planes[I] + PlaneAt<I>(first), PlaneAt<I>(kRow)), ...);
-    }
-    (std::make_integer_sequence<int, kPlaneCount>());
-  }
-  template <int I>
-  static constexpr uint64_t PlaneAt(uint64_t element) {
-    return element / kPlanes[I].per * kPlanes[I].bytes;
+    for (size_t p = 0; p < kPlanes.size(); ++p) Prefetch(u_.planes[p] + InPlane(p, first), InPlane(p, kRow));
   }
 
   // What is rejected adds nothing, and blocks that share a scale keep their contents together. Returns whether all can be
@@ -302,7 +297,7 @@ class CpuRow {
 
   // The rare path: encodes everything with zeros in place of what cannot be stored, then puts the old contents back.
   void EncodeAccepted(uint64_t first, uint64_t count) {
-    Keep(first, static_cast<int>(kPlanes.size()));
+    Keep(first, kPlanes.size());
     DropRejected(count);
     Encode(first, false);
     for (size_t p = 0; p < kPlanes.size(); ++p) {
@@ -320,17 +315,14 @@ class CpuRow {
       std::fill_n(grad + b * kBlock, kBlock, 0.0f);
     }
   }
-  void Keep(uint64_t first, int planes) {
-    for (int p = 0; p < planes; ++p) {
-      const StoredPlane& plane = kPlanes[static_cast<size_t>(p)];
-      std::memcpy(old_[p], u_.planes[p] + first / plane.per * plane.bytes, kRow / plane.per * plane.bytes);
-    }
+  void Keep(uint64_t first, size_t planes) {
+    for (size_t p = 0; p < planes; ++p) std::memcpy(old_[p], u_.planes[p] + InPlane(p, first), InPlane(p, kRow));
   }
   void PutBack(size_t p, uint64_t first, uint64_t block) {
     const StoredPlane& plane = kPlanes[p];
-    const uint64_t at = block * kBlock / plane.per * plane.bytes;
+    const uint64_t at = InPlane(p, block * kBlock);
     const uint64_t bytes = std::max<uint64_t>(kBlock / plane.per, 1) * plane.bytes;
-    std::memcpy(u_.planes[p] + first / plane.per * plane.bytes + at, old_[p] + at, bytes);
+    std::memcpy(u_.planes[p] + InPlane(p, first) + at, old_[p] + at, bytes);
   }
 
   void AddFull(uint64_t first, uint64_t count) {

@@ -41,6 +41,12 @@ inline void Prefetch(const std::byte* at, uint64_t bytes) {
   for (uint64_t i = 0; i < bytes; i += kLine) __builtin_prefetch(at + i);
 }
 
+// |x|, as bits.
+template <class V>
+inline typename V::U Magnitude(typename V::F x) {
+  return V::Bits(V::Abs(x));
+}
+
 // The words of one vector of a plane that starts at `plane`, from element `first` on.
 template <class V, class Format, int kPlane>
 inline typename V::U LoadWords(const std::byte* plane, uint64_t first) {
@@ -171,7 +177,7 @@ inline RowBlocks<V> Largest(const float* row) {
     auto block = V::SetBits(0);
     for (int j = 0; j < kVectors<V>; ++j) {
       const auto x = V::Load(row + b * kBlock + static_cast<uint64_t>(j) * V::kWidth);
-      block = V::MaxBits(block, V::And(V::Bits(x), V::SetBits(kMagnitude)));
+      block = V::MaxBits(block, Magnitude<V>(x));
     }
     V::StoreBits(vectors + b * V::kWidth, block);
   }
@@ -197,7 +203,7 @@ inline uint32_t DecodePayload(const std::byte* in, uint64_t first, uint64_t coun
     const auto word = V::template LoadWords<Wire::kBytes, false>(words + i * Wire::kBytes);
     const auto x = V::Mul(Wire::template Decode<V>(word), V::Set(scale));
     V::Store(row + i, x);
-    most = V::MaxBits(most, V::And(V::Bits(x), V::SetBits(kMagnitude)));
+    most = V::MaxBits(most, Magnitude<V>(x));
   }
   std::fill(row + count, row + kRow, 0.0f);  // even where the scale is not finite
   return V::Largest(most);
@@ -230,7 +236,7 @@ inline uint32_t ClipRow(float clip, float* row) {
   for (uint64_t i = 0; i < kRow; i += V::kWidth) {
     const auto x = V::Mul(V::Load(row + i), V::Set(clip));
     V::Store(row + i, x);
-    largest = V::MaxBits(largest, V::And(V::Bits(x), V::SetBits(kMagnitude)));
+    largest = V::MaxBits(largest, Magnitude<V>(x));
   }
   return V::Largest(largest);
 }
