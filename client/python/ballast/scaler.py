@@ -127,7 +127,7 @@ class GradScaler:
     def _catch_up(self) -> None:
         """Makes the update() after the step() that the state was taken in, and those of the steps since, which were made
         without this rank. The loop's own, if it comes, then changes nothing."""
-        for end in self._optimizer._rejoin.ends:
+        for end in self._optimizer.ends_since_state:
             self._follow("APPLIED" if end is None else end.outcome, "" if end is None else end.reason)
         result = self._optimizer.last_result
         self._before = result.step if result is not None else 0
