@@ -226,6 +226,20 @@ def test_a_full_disk_leaves_nothing_and_is_told(to: str, tmp_path: Path) -> None
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
+def test_a_disk_that_is_full_in_the_middle_of_a_tensor_is_told(tmp_path: Path) -> None:
+    """In a folder of torch.distributed.checkpoint, whose tensors torch itself writes."""
+    weight = torch.nn.Parameter(torch.zeros(1 << 17))
+    weight.grad = torch.ones_like(weight)
+    optimizer = torch.optim.AdamW([("weight", weight)])
+    optimizer.step()
+    torch.save(optimizer.state_dict(), tmp_path / "in")
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 18, 1 << 18))  # noqa: E731
+    command = [sys.executable, "-B", "-m", "ballast.convert", tmp_path / "in", tmp_path / "out", "--to", "dcp"]
+    done = subprocess.run(command, preexec_fn=limit, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "") and done.stderr.endswith("out: File too large\n"), done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
 def test_a_file_beside_that_cannot_be_copied_is_named(tmp_path: Path) -> None:
     saved(tmp_path / "in")
     (tmp_path / "in" / "tokenizer.json").write_bytes(bytes(1 << 18))

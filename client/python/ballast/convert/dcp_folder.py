@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -134,17 +134,27 @@ def write_tree(folder: Path, tree: dict[str, Any], wrote: Callable[[int], object
                 properties = metadata.TensorProperties(dtype=leaf.dtype)
                 entries[fqn] = metadata.TensorStorageMetadata(properties, size, [chunk])
                 key = metadata.MetadataIndex(fqn, zeros)
-                torch.save(_whole(leaf.read()), file)
+                _save(_whole(leaf.read()), file)
                 wrote(leaf.nbytes)
             else:
                 entries[fqn], key = metadata.BytesStorageMetadata(), metadata.MetadataIndex(fqn)
-                torch.save(leaf, file)
+                _save(leaf, file)
             storage[key] = _StorageInfo(_FILE, first, file.tell() - first)
     known = {"version": _VERSION, "storage_meta": getattr(metadata, "StorageMeta", lambda: None)()}
     here = {field.name for field in fields(metadata.Metadata)}
     rest: dict[str, Any] = {name: value for name, value in known.items() if name in here}
     index = metadata.Metadata(entries, planner_data=paths, storage_data=storage, **rest)
     (folder / INDEX).write_bytes(pickle.dumps(index))
+
+
+def _save(value: Any, file: IO[bytes]) -> None:
+    """torch.save, but OSError as the file system's: torch closes its archive, which fails too, and raises that."""
+    try:
+        torch.save(value, file)
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
