@@ -20,6 +20,7 @@ torch.set_num_threads(1)
 torch.manual_seed(int(sys.argv[3]))
 model = torch.nn.Sequential(torch.nn.Linear(64, 2048), torch.nn.GELU(), torch.nn.Linear(2048, 64))
 opt = ballast.AdamW(model.named_parameters(), lr=1e-3, server=sys.argv[1], run=sys.argv[2])
+print("attached", flush=True)
 while True:
     x = torch.randn(32, 64)
     loss = ((model(x) - x) ** 2).mean()
@@ -39,12 +40,14 @@ def held(pid: int) -> dict[str, int]:
 
 
 def one_life(daemon: Daemon, chance: random.Random, life: int) -> None:
-    """A trainer that is killed somewhere in its training, and the deletion of its run."""
+    """A trainer that is killed somewhere in its training, or before its first step, and the deletion of its run."""
     run = f"soak-{life}"
     command = [sys.executable, "-c", TRAINER, daemon.server, run, str(life)]
-    trainer = subprocess.Popen(command, env=plain_environment(), stderr=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    trainer = subprocess.Popen(command, env=plain_environment(), stdout=pipe, stderr=pipe, text=True)
     try:
-        trainer.wait(chance.uniform(3, 15))
+        assert trainer.stdout.readline() == "attached\n", trainer.stderr.read()  # however long the imports take
+        trainer.wait(chance.uniform(0, 10))
         raise AssertionError(f"the trainer ended by itself: {trainer.stderr.read()}")
     except subprocess.TimeoutExpired:
         trainer.kill()
