@@ -29,7 +29,9 @@ int PrintCheckpoints(const Invocation& invocation) {
                stored.written_at().empty() ? "-" : stored.written_at(), Bytes(stored.bytes()), stored.state()});
   }
   table.Print(invocation.out);
-  invocation.out << "in " << FolderOfRun(listed->checkpoints(0)) << " on the daemon's machine\n";
+  const bool several = OfEachDaemon(invocation).size() > 1;
+  invocation.out << "in " << FolderOfRun(listed->checkpoints(0)) << " on "
+                 << (several ? "the first daemon's machine; bytes are of all daemons\n" : "the daemon's machine\n");
   return kOk;
 }
 

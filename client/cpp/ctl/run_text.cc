@@ -71,8 +71,11 @@ std::string MatterText(const v1::RunStatus& run) {
   const v1::DurabilityStatus& durability = run.durability();
   if (!durability.last_failure().empty())
     return absl::StrCat("the last checkpoint failed: ", durability.last_failure());
-  if (durability.journal_failure().empty()) return "";
-  return absl::StrCat("the journal failed, until the next checkpoint: ", durability.journal_failure());
+  if (!durability.journal_failure().empty())
+    return absl::StrCat("the journal failed, until the next checkpoint: ", durability.journal_failure());
+  if (run.parts() == 0) return "";
+  return absl::StrCat("part ", run.part(), " of ", run.parts(),
+                      ", and not the whole run: name all its daemons, --server A,B,..., in their order");
 }
 
 std::string OutcomeName(v1::StepOutcome outcome) {

@@ -192,6 +192,7 @@ v1::RunStatus MergeStatuses(absl::Span<const v1::RunStatus> statuses, const Part
     whole.set_grad_norm(whole.last_result().grad_norm());
   }
   whole.clear_part();
+  whole.clear_parts();
   if (whole.has_follow()) *whole.mutable_follow() = MergeFollow(statuses);
   return whole;
 }
@@ -263,9 +264,12 @@ v1::ListCheckpointsResponse MergeCheckpoints(absl::Span<const v1::ListCheckpoint
                                              absl::Span<const std::string> names) {
   const auto counts = [](const v1::StoredCheckpoint& c) { return c.state() == "newest" || c.state() == "kept"; };
   std::map<uint64_t, std::vector<std::string>> has;  // by step, the daemons
+  std::map<uint64_t, uint64_t> bytes;                // likewise, of all
   for (size_t part = 0; part < lists.size(); ++part) {
     for (const v1::StoredCheckpoint& c : lists[part].checkpoints()) {
-      if (counts(c)) has[c.step()].push_back(names[part]);
+      if (!counts(c)) continue;
+      has[c.step()].push_back(names[part]);
+      bytes[c.step()] += c.bytes();
     }
   }
   v1::ListCheckpointsResponse whole;
@@ -275,6 +279,7 @@ v1::ListCheckpointsResponse MergeCheckpoints(absl::Span<const v1::ListCheckpoint
       if (counts(c) && !listed.insert(c.step()).second) continue;
       v1::StoredCheckpoint* one = whole.add_checkpoints();
       *one = c;
+      if (counts(c)) one->set_bytes(bytes[c.step()]);
       if (!counts(c) || has[c.step()].size() == lists.size()) continue;
       one->set_state(absl::StrCat("damaged: only ", absl::StrJoin(has[c.step()], ", "), " ha",
                                   has[c.step()].size() == 1 ? "s" : "ve", " it"));

@@ -27,7 +27,8 @@ v1::RunStatus MergeStatuses(absl::Span<const v1::RunStatus> statuses, const Part
 v1::GetHistoryResponse MergeHistories(absl::Span<const v1::GetHistoryResponse> histories, bool staged);
 v1::GetServerResponse MergeServers(absl::Span<const v1::GetServerResponse> servers,
                                    absl::Span<const std::string> names);
-// Those that all have are as in the first part; the others say where they are alone. `names`: of the daemons.
+// Those that all have are as in the first part, with the bytes of all; the others say where they are alone. `names`: of the
+// daemons.
 v1::ListCheckpointsResponse MergeCheckpoints(absl::Span<const v1::ListCheckpointsResponse> lists,
                                              absl::Span<const std::string> names);
 

@@ -50,7 +50,32 @@ const std::string& PartsClient::server() const { return options_.server; }
 // --- what is there ---------------------------------------------------------------------------------------------------
 
 absl::StatusOr<std::vector<v1::GetRunResponse>> PartsClient::AskRuns(const std::string& run_id) const {
-  return AskAll<v1::GetRunResponse>([&](uint32_t, DaemonClient& daemon) { return daemon.GetRun(run_id); });
+  auto runs = ForAll(parts(), [&](uint32_t part) { return daemons_[part]->GetRun(run_id); });
+  if (auto s = CheckNoneLost(run_id, runs); !s.ok()) return s;
+  return AllOrError(std::move(runs), names_);
+}
+
+absl::Status PartsClient::PartIsLost(const std::string& run_id, const std::string& daemon, uint32_t other,
+                                     uint64_t step) const {
+  return absl::FailedPreconditionError(
+      absl::StrCat("the daemon at ", daemon, " does not have its part of run '", run_id, "' any more, and the one at ",
+                   names_[other], " has closed step ", step,
+                   ": bring a checkpoint of it back there (ballastctl restore with --from, to that daemon alone), or "
+                   "delete the run on all and begin with weights that you have"));
+}
+
+absl::Status PartsClient::CheckNoneLost(const std::string& run_id,
+                                        absl::Span<const absl::StatusOr<v1::GetRunResponse>> runs) const {
+  const auto has = [](const absl::StatusOr<v1::GetRunResponse>& run) { return run.ok() && run->status().step() > 0; };
+  const auto other = std::find_if(runs.begin(), runs.end(), has);
+  if (other == runs.end()) return absl::OkStatus();
+  for (uint32_t part = 0; part < parts(); ++part) {
+    if (!absl::IsNotFound(runs[part].status())) continue;
+    const auto stored = daemons_[part]->ListCheckpoints(run_id);
+    if (stored.ok() && !stored->checkpoints().empty()) continue;  // whoever attaches has it read back
+    return PartIsLost(run_id, names_[part], static_cast<uint32_t>(other - runs.begin()), (*other)->status().step());
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<PartsClient::Whole> PartsClient::TakeWhole(std::vector<v1::GetRunResponse>* runs) {
@@ -90,6 +115,7 @@ absl::StatusOr<v1::GetRunResponse> PartsClient::GetRun(const std::string& run_id
   }
   v1::GetRunResponse merged;
   *merged.mutable_status() = MergeStatuses(statuses, whole->placement, whole->staged());
+  TellSteps(statuses, merged.mutable_status());
   if (merged.status().has_durability()) {
     const uint64_t durable = DurableStep(whole->spec, statuses);
     merged.mutable_status()->mutable_durability()->set_durable_step(durable);
@@ -103,7 +129,22 @@ absl::StatusOr<v1::GetRunResponse> PartsClient::GetRun(const std::string& run_id
   return merged;
 }
 
-// Runs of which each daemon has a part are one; others are as their daemon has them.
+// While nobody trains: between two steps of trainers daemons may differ for a moment.
+void PartsClient::TellSteps(absl::Span<const v1::RunStatus> statuses, v1::RunStatus* whole) const {
+  bool same = true, trained = false;
+  std::vector<std::string> each;
+  for (uint32_t part = 0; part < parts(); ++part) {
+    same = same && statuses[part].step() == statuses[0].step();
+    trained = trained || !statuses[part].ranks().empty();
+    each.push_back(absl::StrCat(names_[part], " at ", statuses[part].step()));
+  }
+  if (same || trained || !whole->failure().empty()) return;
+  whole->set_failure(absl::StrCat("its daemons are at different steps, ", absl::StrJoin(each, ", "),
+                                  ": its trainers bring them to one that all have, when they attach"));
+}
+
+// Runs of which each daemon has a part are one; others are as their daemon has them. Where a part is lost, the first of those
+// that are left says so.
 absl::StatusOr<v1::ListRunsResponse> PartsClient::ListRuns() {
   auto lists = AskAll<v1::ListRunsResponse>([](uint32_t, DaemonClient& daemon) { return daemon.ListRuns(); });
   if (!lists.ok()) return lists.status();
@@ -112,11 +153,21 @@ absl::StatusOr<v1::ListRunsResponse> PartsClient::ListRuns() {
   for (v1::ListRunsResponse& list : *lists) {
     for (v1::RunStatus& run : *list.mutable_runs()) {
       if (run.parts() == parts() && !seen.insert(run.run_id()).second) continue;
-      const auto merged = run.parts() == parts() ? GetRun(run.run_id()) : absl::NotFoundError("");
-      *whole.add_runs() = merged.ok() ? merged->status() : std::move(run);
+      if (run.parts() == parts()) OfWhole(&run);
+      *whole.add_runs() = std::move(run);
     }
   }
   return whole;
+}
+
+void PartsClient::OfWhole(v1::RunStatus* run) {
+  auto merged = GetRun(run->run_id());
+  if (merged.ok()) {
+    *run = std::move(*merged->mutable_status());
+    return;
+  }
+  if (absl::IsFailedPrecondition(merged.status())) run->set_state(v1::RUN_STATE_FAILED);
+  run->set_failure(std::string(merged.status().message()));
 }
 
 absl::StatusOr<v1::GetHistoryResponse> PartsClient::GetHistory(const std::string& run_id, uint64_t after_step,
@@ -201,11 +252,7 @@ absl::Status PartsClient::CheckCreated(const std::string& run_id,
     const auto run = daemons_[part]->GetRun(run_id);
     if (!run.ok()) return NamedBy(names_[part], run.status());
     if (run->status().step() == 0) continue;
-    return absl::FailedPreconditionError(
-        absl::StrCat("the daemon at ", anew, " does not have its part of run '", run_id, "' any more, and the one at ",
-                     names_[part], " has closed step ", run->status().step(),
-                     ": bring a checkpoint of it back there (ballastctl restore with "
-                     "--from, to that daemon alone), or delete the run on all and begin with weights that you have"));
+    return PartIsLost(run_id, anew, part, run->status().step());
   }
   return absl::OkStatus();
 }

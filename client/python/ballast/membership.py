@@ -171,9 +171,12 @@ class Membership:
     def _spec_there(self, spec: str) -> str:
         """With as many ranks as the run has memory for, if it exists: fewer or more may go on with it than began it."""
         client, rank = self.connected(), self._rank
-        if not self._is_there():
+        try:
+            most = int(client.get_run(rank.run)["spec"]["ranks"])
+        except Rejected as refused:  # whether a run can be made all the same, creating it tells
+            if refused.code not in ("NOT_FOUND", "FAILED_PRECONDITION"):
+                raise
             return spec
-        most = int(client.get_run(rank.run)["spec"]["ranks"])
         if rank.world > most:
             raise Rejected(
                 f"run '{rank.run}' has memory for {most} ranks, and world={rank.world}: create it with max_world={rank.world} "

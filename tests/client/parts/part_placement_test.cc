@@ -131,6 +131,7 @@ TEST(MergeTest, CheckpointsThatNotAllHaveAreNoneOfTheRun) {
     for (const uint64_t step : steps) {
       response.add_checkpoints()->set_step(step);
       response.mutable_checkpoints()->rbegin()->set_state("kept");
+      response.mutable_checkpoints()->rbegin()->set_bytes(10 + step);
     }
     return response;
   };
@@ -139,6 +140,7 @@ TEST(MergeTest, CheckpointsThatNotAllHaveAreNoneOfTheRun) {
   std::vector<std::string> said;
   for (const auto& one : merged.checkpoints()) said.push_back(absl::StrCat(one.step(), " ", one.state()));
   EXPECT_THAT(said, ElementsAre("2 damaged: only a:7700 has it", "4 kept", "6 damaged: only b:7700 has it"));
+  EXPECT_EQ(merged.checkpoints(1).bytes(), 28u) << "of both";
 }
 
 }  // namespace

@@ -291,6 +291,45 @@ TEST(PartsRecoveryTest, ADaemonThatHasLostItsPartIsNamed) {
   EXPECT_TRUE(OpenClient(daemons[1].address())->ListRuns()->runs().empty()) << "what was made there is left";
 }
 
+TEST(PartsRecoveryTest, ARunThatHasLostAPartIsNotShownAsWhole) {
+  const Training training{.spec = DozenTensors(), .steps = 2};
+  Daemons daemons(2);
+  {
+    PartsRank rank(daemons.addresses(), training, 0);
+    ASSERT_EQ(rank.Join(), absl::OkStatus());
+    rank.Train(1, 2);
+  }
+  const auto all = OpenClient(daemons.addresses());
+  EXPECT_EQ(all->ListRuns()->runs(0).parts(), 0u) << "it is the whole run";
+  EXPECT_EQ(OpenClient(daemons[0].address())->ListRuns()->runs(0).parts(), 2u);
+  ASSERT_TRUE(OpenClient(daemons[1].address())->DeleteRun("dozen", /*force=*/true).ok());
+  const auto runs = all->ListRuns();
+  ASSERT_TRUE(runs.ok()) << runs.status();
+  ASSERT_EQ(runs->runs_size(), 1);
+  EXPECT_EQ(runs->runs(0).state(), v1::RUN_STATE_FAILED);
+  const std::string lacks = "the daemon at " + daemons[1].address() + " does not have its part of run 'dozen'";
+  EXPECT_THAT(runs->runs(0).failure(), HasSubstr(lacks));
+  const absl::Status run = all->GetRun("dozen").status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(run)) << run;
+  EXPECT_THAT(std::string(run.message()), HasSubstr(lacks));
+}
+
+TEST(PartsRecoveryTest, DaemonsThatAreAtDifferentStepsAreToldWhileNobodyTrains) {
+  const Training training = WithSnapshots();
+  Daemons daemons(2);
+  const auto all = OpenClient(daemons.addresses());
+  {
+    PartsRank rank(daemons.addresses(), training, 0);
+    ASSERT_EQ(rank.Join(), absl::OkStatus());
+    rank.Train(1, 7);
+  }
+  EXPECT_EQ(all->GetRun("dozen")->status().failure(), "");
+  RewindOne(daemons[1], 4);
+  const v1::RunStatus status = all->GetRun("dozen")->status();
+  EXPECT_EQ(status.step(), 4u);
+  EXPECT_THAT(status.failure(), HasSubstr(daemons[0].address() + " at 7, " + daemons[1].address() + " at 4"));
+}
+
 TEST(PartsRecoveryTest, OtherListsOfDaemonsAreRefused) {
   const Training training{.spec = DozenTensors(), .steps = 2};
   Daemons daemons(3);
