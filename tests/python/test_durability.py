@@ -18,7 +18,7 @@ import torch
 import ballast
 from ballast import _core
 from daemon import ROOT, Daemon
-from durable import ctl
+from durable import CTL, ctl
 from models import layered, until
 
 RUN = "durable"
@@ -255,6 +255,23 @@ def test_after_a_rewind_the_status_is_of_the_checkpoint_that_is_left(folder: Pat
             assert left["durable_step"] == 2
             assert left["checkpoint_bytes"] == sum(int(file["bytes"]) for file in sizes)
             assert not newer.exists()
+
+
+def test_ballastctl_says_what_its_checkpoint_waits_for(folder: Path) -> None:
+    with Daemon(storage=folder) as daemon:
+        model = layered(seed=1, width=33)
+        optimizer = ballast.AdamW(model.named_parameters(), server=daemon.server, run="durable")
+        step(model, optimizer, seed=1)
+        model(torch.ones(4, 33)).sum().backward()  # its weights change, and it does not end
+        command = [CTL, "--server", daemon.server, "checkpoint", "durable"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as waiting:
+            assert waiting.stderr is not None
+            said = waiting.stderr.readline()
+            assert said.startswith("waiting for step 2 to close: rank 0, which "), said
+            optimizer.step()
+            out, err = waiting.communicate()
+        assert waiting.returncode == 0 and out.startswith("step 2 of run 'durable' is durable: checkpoint 1"), out + err
+        optimizer.close()
 
 
 def test_a_run_that_grew_comes_back_as_it_grew(folder: Path) -> None:
