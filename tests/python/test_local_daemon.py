@@ -190,7 +190,7 @@ def test_several_ranks_are_refused_and_told_what_to_write(path: Path, monkeypatc
         unnamed(rank=0, world=2)
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ballast.Rejected, match=wanted):
-        unnamed(server="local")
+        unnamed(server="local", rank=0)
 
 
 def test_without_the_program_it_is_said_how_to_get_it(

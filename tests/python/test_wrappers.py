@@ -281,13 +281,48 @@ def test_contradictory_and_strange_places_are_refused(adamw: AdamW) -> None:
             adamw(layered(seed=1).named_parameters(), **options)
 
 
+@pytest.mark.parametrize("options", [{"rank": 1, "world": 2}, {"world": 1}, {"world_size": 1}, {"rank": 0}], ids=str)
+def test_one_of_several_launched_processes_is_made_after_the_process_group_or_told_its_rank(
+    options: dict[str, Any], adamw: AdamW, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(
+        ballast.Rejected,
+        match=r"2 processes \(WORLD_SIZE\).*init_process_group\(\).*TrainingArguments.*Accelerator\(\).*rank= and world=",
+    ):
+        adamw(layered(seed=1).named_parameters())
+    place = numbers(adamw(layered(seed=1).named_parameters(), **options))
+    assert place == (options.get("rank", 0), options.get("world", 1))
+
+
+def test_a_process_group_of_one_needs_no_rank(
+    process_group: None, adamw: AdamW, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert numbers(adamw(layered(seed=1).named_parameters())) == (0, 1)
+
+
+def test_ddp_of_a_group_that_was_made_after_the_optimizer_names_that(
+    wrapped: DDP, adamw: AdamW, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of processes that were launched without torchrun's variables."""
+    with monkeypatch.context() as before:
+        before.setattr(distributed, "is_initialized", lambda: False)
+        optimizer = adamw(wrapped.named_parameters())
+    monkeypatch.setattr(type(wrapped.process_group), "size", lambda _: 2)
+    message = (
+        r"2 ranks, and the run has world=1.*was not initialized when the optimizer was made.*init_process_group\(\)"
+    )
+    refused(message, wrapped, optimizer)
+
+
 def test_processes_that_were_launched_and_do_not_know_their_ranks_are_told_so(
     adamw: AdamW, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = adamw(layered(seed=1).named_parameters(), run="launched")
     first.connect()
     monkeypatch.setenv("WORLD_SIZE", "8")
-    second = adamw(layered(seed=1).named_parameters(), run="launched")
+    second = adamw(layered(seed=1).named_parameters(), run="launched", rank=0)
     with pytest.raises(
         ballast.Rejected, match=r"live session holds the rank.*8 processes.*init_process_group\(\) before"
     ):

@@ -138,8 +138,9 @@ class RunOptions(TypedDict, total=False):
         to go on after a failure.
     takeover: fence a live trainer that holds this rank, instead of being refused.
     seed: of the stochastic rounding. Same gradients, names and seed: same bits.
-    rank, world (world_size): which of how many trainers this is; default: those of torch.distributed where initialized, else 0
-        of 1. Each step is made of the mean of all ranks' gradients, and step() returns when every rank has ended it.
+    rank, world (world_size): which of how many trainers this is; default: those of torch.distributed where that is
+        initialized before the optimizer is made, else 0 of 1; rejected where a launcher has started several processes by then. Each
+        step is made of the mean of all ranks' gradients, and step() returns when every rank has ended it.
         Rank 0 uploads the weights; the others must begin with the same, and send their digests.
     max_world: how many ranks a run of sharded parameters may come to have, when more go on with it than have begun it: the
         daemon reserves memory for so many. Default: world.

@@ -62,6 +62,8 @@ def rank_of(options: Mapping[str, Any]) -> Rank:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         rank = torch.distributed.get_rank() if rank is None else rank
         world = torch.distributed.get_world_size() if world is None else world
+    elif rank is None and world is None:
+        _refuse_too_early()
     number, count = _count("rank", rank, 0, 0), _count("world", world, 1, 1)
     if count > 1 and rank is None:
         raise Rejected(
@@ -80,6 +82,18 @@ def rank_of(options: Mapping[str, Any]) -> Rank:
         _start_over(options, world),
         _most(options, count),
     )
+
+
+def _refuse_too_early() -> None:
+    """Rejected if a launcher has started several processes, and torch.distributed does not know of them yet."""
+    if torch.distributed.is_available() and launched() > 1:
+        raise Rejected(
+            f"{launched()} processes (WORLD_SIZE) were launched, and torch.distributed is not initialized, so that the optimizer, "
+            "which decides when it is made, would be rank 0 of 1 in each of them: make it after init_process_group() of "
+            "torch.distributed (HF Trainer and TRL: after TrainingArguments(...); Accelerate: after Accelerator()), or give rank= "
+            "and world=; world=1 and a run= of its own where each process trains alone",
+            "FAILED_PRECONDITION",
+        )
 
 
 def _most(options: Mapping[str, Any], world: int) -> int:

@@ -23,6 +23,7 @@ from ballast.membership import Membership
 from ballast.micro_batches import Announced
 from ballast.optimized import Optimized
 from ballast.parameters import ParameterList
+from ballast.rank import Rank
 from ballast.rejoin import Rejoin
 from ballast.replacements import Replacements
 from ballast.result import StepResult
@@ -189,9 +190,8 @@ class Steps(StepOutcomes):
     # --- modules in DDP ---------------------------------------------------------------------------------------------
 
     @property
-    def world(self) -> int:
-        """How many ranks the run has."""
-        return self._settings.rank.world
+    def rank(self) -> Rank:
+        return self._settings.rank
 
     def trains(self, parameter: Tensor) -> bool:
         return parameter in self._parameters

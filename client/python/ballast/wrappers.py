@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from ballast import _core
 from ballast.errors import Rejected
 from ballast.patch import Patch
+from ballast.rank import Rank
 from ballast.reducer import SilentReducer
 from ballast.weight_codes import give_weights_back
 
@@ -30,8 +31,8 @@ class Trainer(Protocol):
     """What an open optimizer is to the modules that it trains."""
 
     @property
-    def world(self) -> int:
-        """How many ranks its run has."""
+    def rank(self) -> Rank:
+        """Which of its run's it is."""
 
     def trains(self, parameter: Tensor) -> bool: ...
 
@@ -122,14 +123,22 @@ def _restore(module: DDP) -> None:
 
 
 def _check_world(module: DDP, trainer: Trainer) -> None:
-    size = module.process_group.size()
-    if size != trainer.world:
-        raise Rejected(
-            f"a DistributedDataParallel module's process group has {size} ranks, and the run has world={trainer.world}: the "
-            "daemon takes the mean over all ranks of the run. Give rank= and world= as they are in that group, and each "
-            "group a run of its own; or leave process_group= out",
-            "FAILED_PRECONDITION",
+    size, rank = module.process_group.size(), trainer.rank
+    if size == rank.world:
+        return
+    if rank.world_given:
+        fix = "Give rank= and world= as they are in that group, and each group a run of its own; or leave process_group= out"
+    else:
+        fix = (
+            "That is the default, for torch.distributed was not initialized when the optimizer was made: make it after "
+            "init_process_group() (HF Trainer and TRL: after TrainingArguments(...); Accelerate: after Accelerator()), or give "
+            "rank= and world="
         )
+    raise Rejected(
+        f"a DistributedDataParallel module's process group has {size} ranks, and the run has world={rank.world}: the "
+        f"daemon takes the mean over all ranks of the run. {fix}",
+        "FAILED_PRECONDITION",
+    )
 
 
 def _check_options(module: DDP) -> None:
