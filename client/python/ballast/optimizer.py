@@ -132,7 +132,7 @@ class Optimizer(Prepared, InStep, Durable, Averaging, OptimizerState, Uncopyable
             Rejected: param_groups were changed since the first gradient of a step that is not staged, micro-batches are
                 missing, a gradient cannot be sent, the loss is not one number, or ten steps in a row came to nothing because the
                 ranks gave different values.
-            KeyboardInterrupt: while waiting; calling step() again waits on.
+            KeyboardInterrupt: while waiting; calling step() again waits on, and so do zero_grad() and the next forward.
         """
         value = None
         if self.synchronized is False:
@@ -169,6 +169,7 @@ class Optimizer(Prepared, InStep, Durable, Averaging, OptimizerState, Uncopyable
         backward() before step() was its last.
         """
         steps = self._steps
+        steps.finish_interrupted()
         with steps.lock, steps.following():
             session = steps.joined()
             session.micro_batches.begin(final, session.step, session.begun)

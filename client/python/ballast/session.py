@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ballast import _core
+from ballast import _core, refused_gradients
 from ballast.amending import Amending
 from ballast.awaited import AwaitedRanks
 from ballast.binding import Binding
@@ -210,50 +210,28 @@ class Session(Amending):
             return
         for binding in (self._by_id[id(parameter)] for parameter in parameters):
             if binding.index in self._marked:
-                raise Rejected(
-                    f"parameter '{binding.name}' is read again by activation checkpointing, in a backward() that has its gradient "
-                    f"already and so may have changed it (step {self.step}): what is computed again would not be what was. It is "
-                    "read without a graph there (detach()), or is tied under a reentrant checkpoint, which use_reentrant=False "
-                    "mends: give commit='staged', in which weights change in step()",
-                    "FAILED_PRECONDITION",
-                )
+                raise refused_gradients.read_again(binding.name, self.step)
 
     def admit(self, parameter: Tensor, name: str, final: bool | None) -> None:
         """Rejected, before anything is sent, if `parameter` is not to have a gradient now. final: as MicroBatches.admit."""
         binding = self._by_id.get(id(parameter))
         if binding is None:
-            raise Rejected(
-                f"parameter '{name}' has a gradient in step {self.step}, and was frozen, or in no group, when that began: "
-                "unfreeze it, or add its group, between two steps",
-                "FAILED_PRECONDITION",
-            )
+            raise refused_gradients.unknown(name, self.step)
         if self._awaited is not None and binding.index not in self._awaited:
-            raise Rejected(
-                f"parameter '{name}' got a gradient in step {self.step}, but no module's forward waited for its weights: "
-                "it was read outside of the module that has it, perhaps before they were in. Call wait() before the "
-                "forward, or leave overlap_forward out",
-                "FAILED_PRECONDITION",
-            )
+            raise refused_gradients.unawaited(name, self.step)
         self.await_last(name)
         if self._clipping.asked:
-            raise Rejected(
-                f"parameter '{name}' got a gradient after the norm of step {self.step} was asked for (clip_grad_norm_): run "
-                "every backward() of a step before, or drop the step with zero_grad()",
-                "FAILED_PRECONDITION",
-            )
+            raise refused_gradients.after_norm(name, self.step)
         self.micro_batches.admit(binding.index, name, self.step, final)
 
     def await_last(self, name: str) -> None:
-        """Before a gradient of `name`: waits for the ended step, if the trainer went on without it; else Rejected."""
+        """Before a gradient of `name`: waits for the ended step, if the trainer went on without it; else Rejected, for its forward
+        may have read other weights. Not for long, since Ctrl-C is not heard in all of autograd's threads."""
         if self._awaited is not None:
             self.await_all()
         if self.ended:
             self._client.check_status()
-            raise Rejected(
-                f"parameter '{name}' got a gradient while step {self.step} is not finished: call step() again to wait "
-                "for its weights",
-                "FAILED_PRECONDITION",
-            )
+            raise refused_gradients.too_early(name, self.step, self._finish_soon())
 
     def push(self, parameter: Tensor, grad: Tensor) -> BaseException | None:
         """Sends a gradient. From here on, in the last micro-batch, the parameter may be overwritten until the step's end. Returns
@@ -324,11 +302,20 @@ class Session(Amending):
         try:
             fields = fields_of(pending, self._ranks.patience("its end, of which all ranks are part", self.step))
         except KeyboardInterrupt:
-            if (soon := fields_within(pending, _INTERRUPTED_S)) is not None:
-                self._take_in(soon, all_may_be_read)
-                self.finished_unheard = True
+            self._finish_soon(all_may_be_read)
             raise
         return self._take_in(fields, all_may_be_read)
+
+    def _finish_soon(self, all_may_be_read: bool = False) -> bool:
+        """Whether the end of the ended step is in, for which it waits shortly."""
+        pending = self._open[-1]
+        assert pending is not None
+        if self._leaving:
+            self._leave()
+        if (soon := fields_within(pending, _INTERRUPTED_S)) is not None:
+            self._take_in(soon, all_may_be_read)
+            self.finished_unheard = True
+        return soon is not None
 
     def _take_in(self, fields: dict[str, Any], all_may_be_read: bool) -> StepResult:
         result = StepResult.from_fields(fields, self._names)

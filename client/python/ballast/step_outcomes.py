@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import threading
 import warnings
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from ballast.errors import RunRewound
+from ballast.hooks import TorchHooks
 from ballast.hyperparameters import Hyperparameters
 from ballast.membership import Membership
 from ballast.rejoin import Rejoin
 from ballast.result import StepResult
+from ballast.sent_gradients import SentGradients
 from ballast.session import Session
 
 
 class StepOutcomes:
-    """Of Steps: the end of the last one, which is waited for."""
+    """Of Steps: the end of the last one, which is waited for, and that a rewind or Ctrl-C may come instead."""
 
     lock: threading.RLock
+    hooks: TorchHooks
+    _sent: SentGradients
+    _rewound: RunRewound | None
     _membership: Membership
     _rejoin: Rejoin
     _hyperparameters: Hyperparameters
@@ -28,7 +35,47 @@ class StepOutcomes:
 
     if TYPE_CHECKING:
 
-        def following(self) -> AbstractContextManager[None]: ...
+        def follow(self, rewound: RunRewound) -> None: ...
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Within it the run may turn out to have been rewound. RunRewound is raised when this trainer has followed. After Ctrl-C,
+        which may leave an ended step unheard of, forwards are seen, of which the next waits for it."""
+        try:
+            yield
+        except RunRewound as rewound:
+            self._follow_once(rewound)
+            raise
+        except KeyboardInterrupt:
+            self.hooks.cover_forwards()
+            raise
+
+    def _follow_once(self, rewound: RunRewound) -> None:
+        if not rewound.followed:
+            self.follow(rewound)
+
+    def _tell_rewound(self) -> None:
+        rewound, self._rewound = self._rewound, None
+        if rewound is not None:
+            raise rewound
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a step was ended, and Ctrl-C came before its result; not one that overlap_forward waits for later."""
+        session = self._membership.session
+        return session is not None and session.ended and not (self._overlap and self._left)
+
+    def finish_interrupted(self) -> None:
+        """Before something of the next step: waits for such a one and its weights, as step() called again would."""
+        with self.lock, self.following():
+            session = self._membership.session
+            if session is None or not self.interrupted:
+                return
+            self._sent.clear()
+            self._left = True  # the next step() tells of it
+            session.finish()
+            session.finished_unheard = True
+            self._note_left(session)
 
     def wait(self) -> None:
         """Waits for the step that was ended last, and all its weights."""

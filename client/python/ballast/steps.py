@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 from weakref import ref
 
@@ -157,7 +156,11 @@ class Steps(StepOutcomes):
         """A module makes a graph: where its parameters are sharded, what the run is to take of them is gathered now, for no
         rank can, alone or in backward(), and all ranks are at one state of it."""
         optimizer = self._optimizer()  # held until this is done
-        if optimizer is None or not self._membership.open or not self._forwards.due(module):
+        if optimizer is None or not self._membership.open:
+            return
+        if self.interrupted and self._forwards.read(module):
+            self.finish_interrupted()
+        if not self._forwards.due(module):
             return
         with self.lock, self.following():
             groups = optimizer.param_groups
@@ -309,6 +312,7 @@ class Steps(StepOutcomes):
 
     def zero(self, set_to_none: bool) -> None:
         """zero_grad(): drops the open step, as drop(), and notes what torch would have in `.grad` from now on."""
+        self.finish_interrupted()
         self.drop()
         self._sent.zero(set_to_none)
 
@@ -359,24 +363,6 @@ class Steps(StepOutcomes):
             return session.clip(max_norm)
 
     # --- rewinds ----------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def following(self) -> Iterator[None]:
-        """Within it the run may turn out to have been rewound. RunRewound is raised when this trainer has followed."""
-        try:
-            yield
-        except RunRewound as rewound:
-            self._follow_once(rewound)
-            raise
-
-    def _follow_once(self, rewound: RunRewound) -> None:
-        if not rewound.followed:
-            self.follow(rewound)
-
-    def _tell_rewound(self) -> None:
-        rewound, self._rewound = self._rewound, None
-        if rewound is not None:
-            raise rewound
 
     def follow(self, rewound: RunRewound) -> None:
         """Takes this trainer to the step that the run is back at, and tells `rewound` of it."""
