@@ -136,10 +136,55 @@ def test_a_missing_micro_batch_is_refused_and_may_follow(adamw: AdamW) -> None:
     with pytest.raises(ballast.Rejected, match="step\\(\\) after 1 of 2 micro-batches of step 1"):
         optimizer.step()
     model(batch(1)).sum().backward()
-    with pytest.raises(ballast.Rejected, match="second gradient in micro-batch 2.*call step\\(\\) after 2"):
+    with pytest.raises(ballast.Rejected, match="second gradient in micro-batch 2.*call step\\(\\).*use_reentrant"):
         model(batch(2)).sum().backward()
     optimizer.step()
     assert optimizer.last_result is not None and optimizer.last_result.applied
+
+
+@pytest.mark.parametrize("most", [2, 3])
+def test_a_micro_batch_that_was_broken_off_is_told_how_to_go_on(most: int, adamw: AdamW) -> None:
+    """By Ctrl-C within backward(), say, where no accumulate() says that there are several."""
+    model = layered(seed=1)
+    optimizer = adamw(model.named_parameters(), gradient_accumulation_steps=most)
+    hidden = model[1](model[0](batch(0)))
+    hidden.register_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        model[2](hidden).sum().backward()
+    for left in range(most - 1, 0, -1):
+        way = rf"run {left} more backward\(\), then call step\(\)"
+        for ask in (optimizer.zero_grad, optimizer.step, lambda: announced(optimizer), lambda: taken_back(model)):
+            with pytest.raises(ballast.Rejected, match=way) as refused:
+                ask()
+            assert "final=True" not in str(refused.value)
+        model(batch(left)).sum().backward()
+    with pytest.raises(ballast.Rejected, match=r"first call step\(\)"):
+        optimizer.zero_grad()
+    optimizer.step()
+    assert optimizer.last_result is not None and optimizer.last_result.applied
+
+
+def interrupt(_: torch.Tensor) -> None:
+    raise KeyboardInterrupt
+
+
+def announced(optimizer: ballast.AdamW) -> None:
+    with optimizer.accumulate(final=True):
+        pass
+
+
+def taken_back(model: nn.Module) -> None:
+    model.zero_grad()
+    model(batch(0)).sum().backward()
+
+
+def test_zero_grad_of_announced_micro_batches_tells_how_to_go_on(adamw: AdamW) -> None:
+    model = layered(seed=1)
+    optimizer = adamw(model.named_parameters(), gradient_accumulation_steps=2)
+    with optimizer.accumulate():
+        model(batch(0)).sum().backward()
+    with pytest.raises(ballast.Rejected, match=r"the last with accumulate\(final=True\), then call step\(\)"):
+        optimizer.zero_grad()
 
 
 def test_accumulate_out_of_order_is_refused(adamw: AdamW) -> None:

@@ -55,6 +55,15 @@ class MicroBatches:
         """Whether an announced one was entered, and its step is not over."""
         return self._inside
 
+    @property
+    def way_on(self) -> str:
+        """What ends the open step, as it is to be told."""
+        if self.last or (self._open_ended and not self._announced):
+            return "call step()"
+        if self._announced:
+            return "enter the rest of its micro-batches, the last with accumulate(final=True), then call step()"
+        return f"run {self._most - self._index - 1} more backward(), then call step()"
+
     def begin(self, final: bool, step: int, open_: bool) -> None:
         """Enters an announced one. open_: the step has begun."""
         if self._inside:
@@ -64,7 +73,7 @@ class MicroBatches:
         if self._announced is False and open_:
             raise Rejected(
                 f"accumulate() after a backward() of step {step} outside of it: enter it for every micro-batch of a step, "
-                "or for none",
+                f"or for none. To end this one, {self.way_on}",
                 "FAILED_PRECONDITION",
             )
         again = self._again and open_
@@ -150,8 +159,8 @@ class MicroBatches:
                 "FAILED_PRECONDITION",
             )
         raise Rejected(
-            f"step() after {self._index + 1} of {self._most} micro-batches of step {step}: call it after "
-            f"{self._most} backward(), or end with fewer by accumulate(final=True)",
+            f"step() after {self._index + 1} of {self._most} micro-batches of step {step}: {self.way_on}. A step that may have "
+            "fewer wants accumulate() around each of them, or commit='staged'",
             "FAILED_PRECONDITION",
         )
 
@@ -174,10 +183,10 @@ class MicroBatches:
         elif self._final:
             fix = "it was the step's last, as its forward was not under no_sync(), and step() comes next"
         else:
-            fix = f"call step() after {self._most} backward()"
+            fix = f"it was the last of the {self._most} backward() of a step, of which each counts that was begun: call step()"
         return (
-            f"parameter '{name}' got a second gradient in {where}, and its first has left already: {fix}. A tensor that is "
-            "used twice under activation checkpointing needs use_reentrant=False"
+            f"parameter '{name}' got a second gradient in {where}, and its first has left already: {fix}. Where one "
+            "backward() has made both, of a tensor used twice under activation checkpointing, use_reentrant=False mends that"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -11,6 +12,9 @@ from ballast.errors import Rejected
 from ballast.kept_gradients import KeptGradients
 from ballast.sent_gradient import SentGradient, sent_in
 from ballast.shard import like
+
+if TYPE_CHECKING:
+    from ballast.session import Session
 
 
 def _references(held: Mapping[int, object], key: int) -> int:
@@ -89,37 +93,38 @@ class SentGradients:
             return []
         return [p for key, p in self._given.items() if key not in self._open and p.grad is None and p.requires_grad]
 
-    def taken_back_before(self, parameter: Tensor, step: int, staged: bool) -> bool:
+    def taken_back_before(self, parameter: Tensor, session: Session) -> bool:
         """As taken_back(), when another gradient has just been made, of `parameter`, and not on top of one that left. One look
         tells where none was taken back, or not all were."""
         first = next(iter(self._open.values()), None)
         if first is None or (id(parameter) not in self._open and self.is_marked(first)):
             return False
-        return self.taken_back(step, staged, arriving=parameter)
+        return self.taken_back(session, arriving=parameter)
 
-    def taken_back(self, step: int, staged: bool, arriving: Tensor | None = None) -> bool:
+    def taken_back(self, session: Session, arriving: Tensor | None = None) -> bool:
         """Whether all of them were, but for that of `arriving`, whose next one has just been made. Rejected if some were and
         others not, and if one was that may be applied already, for the run is not staged.
 
-        step: the open one's number.
+        session: that the open step is of.
         """
         kept = [p for p in self._open.values() if p is not arriving and self.is_marked(p)]
         if len(kept) == len(self._open):
             return False
         lost = next(p for p in self._open.values() if p is arriving or not self.is_marked(p))
-        if staged and not kept:
+        if session.staged and not kept:
             return True
         for parameter in self._open.values():
             self.mark_again(parameter)
         name = self._made[id(lost)].parameter_name
-        if not staged:
+        if not session.staged:
             raise Rejected(
-                f"the gradient of '{name}' was taken back (zero_grad(), .grad = None) in step {step}, but has left, and may be "
-                "applied already: step(), now, takes them all. Give commit='staged', which can drop the gradients of a step",
+                f"the gradient of '{name}' was taken back (zero_grad(), .grad = None) in step {session.step}, but has left, and may be "
+                f"applied already: {session.micro_batches.way_on}, which takes them all. Give commit='staged', which can drop the "
+                "gradients of a step",
                 "FAILED_PRECONDITION",
             )
         raise Rejected(
-            f"the gradient of '{name}' was taken back (.grad = None) in step {step}, and that of "
+            f"the gradient of '{name}' was taken back (.grad = None) in step {session.step}, and that of "
             f"'{self._made[id(kept[0])].parameter_name}' was not: gradients that have left are dropped together, by zero_grad() of "
             "the optimizer; step(), now, takes them all. Freeze what is not to be trained in a step (requires_grad_(False)) "
             "before its forward",

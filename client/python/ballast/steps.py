@@ -111,7 +111,7 @@ class Steps(StepOutcomes):
     def _take_in(self, parameter: Tensor, grad: Tensor, on_top: bool) -> None:
         session = self.joined()
         try:
-            if session.begun and not on_top and self._sent.taken_back_before(parameter, session.step, session.staged):
+            if session.begun and not on_top and self._sent.taken_back_before(parameter, session):
                 self._discard(session)
             self._send(session, parameter, grad)
         finally:
@@ -277,7 +277,7 @@ class Steps(StepOutcomes):
             self._check_in_place()
             self._unpaired.tell()
             return None
-        if begun and self._sent.taken_back(session.step, session.staged):
+        if begun and self._sent.taken_back(session):
             self._discard(session)
             return None
         if begun:
@@ -331,7 +331,8 @@ class Steps(StepOutcomes):
         if not session.staged:
             raise Rejected(
                 f"zero_grad() after backward() cannot take back the gradients of step {session.step}, which have left, and may "
-                "be applied already: call step() first, or give commit='staged', which can drop the gradients of a step",
+                f"be applied already: first {session.micro_batches.way_on}; or give commit='staged', which can drop the gradients "
+                "of a step",
                 "FAILED_PRECONDITION",
             )
         with self.following():
@@ -356,7 +357,7 @@ class Steps(StepOutcomes):
             if session is None or len(self._sent) == 0:
                 return None
             refuse_released(session.step, session.staged)
-            if self._sent.taken_back(session.step, session.staged):
+            if self._sent.taken_back(session):
                 self._discard(session)
                 return None
             refuse_partial(session.step, self._sent.missing_from(parameters))
