@@ -16,6 +16,12 @@ namespace {
 
 constexpr uint64_t kMostSeries = Metrics::kMostSeries;
 
+// Whole seconds, 0 too with its unit.
+std::string DescribeSeconds(double s) {
+  const absl::Duration whole = absl::Trunc(absl::Seconds(s), absl::Seconds(1));
+  return whole == absl::ZeroDuration() ? "0s" : absl::FormatDuration(whole);
+}
+
 // Those without a trainer and since when, the longest first: "without a trainer: 'a' for 3h12m0s, 'b' for 5s and 4 more; ".
 std::string DescribeIdle(const std::vector<std::shared_ptr<Run>>& runs) {
   constexpr size_t kMostNamed = 8;
@@ -29,11 +35,15 @@ std::string DescribeIdle(const std::vector<std::shared_ptr<Run>>& runs) {
   idle.resize(idle.size() - more);
   const double now_s = MonotonicSeconds();
   const auto describe = [&](std::string* out, const std::pair<double, std::string>& run) {
-    const absl::Duration idle_for = absl::Trunc(absl::Seconds(now_s - run.first), absl::Seconds(1));
-    absl::StrAppend(out, "'", run.second, "' for ", absl::FormatDuration(idle_for));
+    absl::StrAppend(out, "'", run.second, "' for ", DescribeSeconds(now_s - run.first));
   };
   const std::string others = more > 0 ? absl::StrCat(" and ", more, " more; ") : "; ";
   return absl::StrCat("without a trainer: ", absl::StrJoin(idle, ", ", describe), others);
+}
+
+// What makes room whatever is short, to stand before the limit to raise.
+std::string DescribeDeleting(const std::vector<std::shared_ptr<Run>>& runs, bool tells_of_all) {
+  return absl::StrCat("; ", tells_of_all ? DescribeIdle(runs) : "", "delete one (`ballastctl delete RUN`), ");
 }
 
 RunShape ShapeOf(const RunSpec& spec) {
@@ -95,9 +105,8 @@ absl::Status RunRegistry::AdmitOneMore(const RunSpec& spec) const {
   options_.metrics->OnAdmissionRejected("max_runs");
   return absl::ResourceExhaustedError(
       absl::StrCat("run '", spec.run_id, "' would be run number ", there + 1, ", and max_runs is ", options_.max_runs,
-                   "; ", options_.tells_of_all ? DescribeIdle(all) : "",
-                   "delete one (`ballastctl delete RUN`, in Python ballast.delete_run()), raise max_runs "
-                   "(BALLAST_MAX_RUNS where a trainer starts its daemon), or set idle_run_timeout"));
+                   DescribeDeleting(all, options_.tells_of_all),
+                   "raise max_runs (BALLAST_MAX_RUNS where a trainer starts its daemon), or set idle_run_timeout"));
 }
 
 absl::StatusOr<Placement> RunRegistry::AdmitMemory(const RunSpec& spec) const {
@@ -126,8 +135,9 @@ std::string RunRegistry::DescribeRoom() const {
 
 absl::Status RunRegistry::AdmitSeries(const RunSpec& spec) const {
   const uint64_t mine = Metrics::SeriesOfRun(ShapeOf(spec));
+  const std::vector<std::shared_ptr<Run>> runs = All();
   uint64_t all = mine;
-  for (const auto& run : All()) {
+  for (const auto& run : runs) {
     if (run->spec().run_id != spec.run_id) all += Metrics::SeriesOfRun(ShapeOf(run->spec()));
   }
   for (const auto& [_, making] : making_) all += Metrics::SeriesOfRun(ShapeOf(making->request.spec));
@@ -135,7 +145,9 @@ absl::Status RunRegistry::AdmitSeries(const RunSpec& spec) const {
   options_.metrics->OnAdmissionRejected("series");
   return absl::ResourceExhaustedError(absl::StrCat("run '", spec.run_id, "' needs ", mine, " metric series, ",
                                                    kMostSeries - std::min(kMostSeries, all - mine), " of ", kMostSeries,
-                                                   " free; delete a run, or lower limits.layer_groups"));
+                                                   " free", DescribeDeleting(runs, options_.tells_of_all),
+                                                   "lower limits.layer_groups (BALLAST_LIMITS_LAYER_GROUPS where a "
+                                                   "trainer starts its daemon), or set idle_run_timeout"));
 }
 
 }  // namespace ballast

@@ -5,6 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+
 #include "tests/eventually.h"
 #include "tests/server/rpc/rpc_fixture.h"
 
@@ -12,6 +15,7 @@ namespace ballast::testing {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::ElementsAre;
 using ::testing::Eq;
 using ::testing::HasSubstr;
@@ -136,9 +140,19 @@ TEST_F(IdleRpcTest, OneRunTooManyIsToldWhichHaveNoTrainer) {
   Trainer t = StartTrainer(SmallSpec());
   ASSERT_TRUE(CreateRun(SpecOf("over")).ok());
   const std::string refused(CreateRun(SpecOf("more")).status().message());
-  EXPECT_THAT(refused, AllOf(HasSubstr("max_runs is 2; without a trainer: 'over' for "),
-                             HasSubstr("`ballastctl delete RUN`, in Python ballast.delete_run()"),
+  EXPECT_THAT(refused, AllOf(ContainsRegex("max_runs is 2; without a trainer: 'over' for [0-9]+s; delete one "
+                                           "\\(`ballastctl delete RUN`\\), raise"),
                              HasSubstr("BALLAST_MAX_RUNS"), HasSubstr("idle_run_timeout"), Not(HasSubstr("'r1'"))));
+}
+
+TEST_F(IdleRpcTest, ARunWhoseMetricsHaveNoRoomIsToldWhichHaveNoTrainer) {
+  Start(kNever, 1000);
+  absl::Status refused;
+  for (int i = 0; refused.ok() && i < 1000; ++i) refused = CreateRun(SpecOf(absl::StrCat("run-", i))).status();
+  EXPECT_THAT(std::string(refused.message()),
+              AllOf(ContainsRegex("metric series, [0-9]+ of 16000 free; without a trainer: 'run-0' for [0-9]+s, "),
+                    HasSubstr("delete one (`ballastctl delete RUN`), lower limits.layer_groups "),
+                    HasSubstr("BALLAST_LIMITS_LAYER_GROUPS"), HasSubstr("idle_run_timeout")));
 }
 
 TEST_F(IdleRpcTest, WhereAllRunsHaveATrainerThatIsSaid) {
