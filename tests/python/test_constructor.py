@@ -40,6 +40,26 @@ def test_an_unfit_parameter_is_refused_by_name(kind: str, adamw: AdamW) -> None:
         adamw([("encoder.fine", parameter(3)), ("encoder.odd", make())])
 
 
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_parameter_that_is_not_contiguous_any_more_is_refused_until_it_is(trained: bool, adamw: AdamW) -> None:
+    model = nn.Conv2d(3, 8, 3)
+    optimizer = adamw(model.named_parameters())
+
+    def train() -> None:
+        model(torch.ones(1, 3, 8, 8)).sum().backward()
+        optimizer.step()
+
+    if trained:
+        train()
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    with pytest.raises(ballast.Rejected, match="'weight' is not contiguous now.*channels_last.*contiguous") as refused:
+        train()
+    assert "before making" not in str(refused.value)
+    model.weight.data = model.weight.data.contiguous()
+    train()
+    assert optimizer.last_result is not None and optimizer.last_result.applied
+
+
 def test_an_unnamed_parameter_is_named_by_its_place(adamw: AdamW) -> None:
     with pytest.raises(ballast.Rejected, match=r"'param\.2'.*float64"):
         adamw([parameter(1), parameter(1), parameter(1, dtype=torch.float64)])

@@ -98,7 +98,7 @@ class Binding:
                 f"parameter '{self.name}' became {p.dtype} {tuple(p.shape)}; its run has {self.format} "
                 f"{tuple(self.shape)}: convert the model before making the optimizer"
             )
-        check_trainable(NamedParameter(self.name, self.parameter, self._group))
+        check_trainable(NamedParameter(self.name, self.parameter, self._group), taken=True)
         self._memory = p.detach()
         self._landing = self._memory if self.on_host else _host_memory_for(self._memory)
         return True

@@ -179,7 +179,7 @@ class ParameterList:
         if not trainable:
             raise Rejected("every parameter is frozen: set requires_grad on those to train")
         for entry in trainable:
-            check_trainable(entry)
+            check_trainable(entry, taken=True)
         check_overlap(trainable)
         return trainable
 
@@ -201,11 +201,20 @@ def _check_tie(earlier: NamedParameter, entry: NamedParameter, named: bool) -> N
         raise Rejected(f"'{entry.name}' is the same tensor as '{earlier.name}': give it once")
 
 
-def check_trainable(entry: NamedParameter) -> None:
-    """Rejected, naming the tensor and the fix, unless its gradients can be sent and its weights written in place."""
+def check_trainable(entry: NamedParameter, taken: bool = False) -> None:
+    """Rejected, naming the tensor and the fix, unless its gradients can be sent and its weights written in place. taken: an
+    optimizer has it already."""
     reason = _why_unfit(entry.parameter)
+    if reason == _STRIDED and taken:
+        reason = (
+            "is not contiguous now, after the optimizer was made (by model.to(memory_format=torch.channels_last), say): set "
+            "p.data = p.data.contiguous(), and leave the format to the inputs"
+        )
     if reason:
         raise Rejected(f"parameter '{entry.name}' {reason}")
+
+
+_STRIDED = "is not contiguous: set p.data = p.data.contiguous() before making the optimizer"
 
 
 def _why_unfit(p: Tensor) -> str | None:
@@ -233,7 +242,7 @@ def _why_unfit(p: Tensor) -> str | None:
     if local_of(p).is_neg():
         return "is a view whose memory has the opposite sign (its negative bit is set): give p.resolve_neg()"
     if not local_of(p).is_contiguous() and not is_standing_in(p):
-        return "is not contiguous: set p.data = p.data.contiguous() before making the optimizer"
+        return _STRIDED
     local = local_of(p)
     if type(local) not in (Tensor, torch.nn.Parameter) and hasattr(local, "__tensor_flatten__"):
         return f"is a {type(local).__name__} without memory of its own: give plain parameters"
