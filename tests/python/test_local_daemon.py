@@ -143,6 +143,14 @@ def test_what_a_killed_process_leaves_is_gone_with_the_next_daemon_and_what_live
         alone.close()
 
 
+def test_a_folder_of_somebody_else_stays_though_it_is_named_alike(path: Path, program: Callable[..., Program]) -> None:
+    theirs = path / "ballast-soak-abcd1234" / "ballastd.log"
+    theirs.parent.mkdir()
+    theirs.write_text("of a daemon that was started by hand")
+    Alone(program("alone")).close()
+    assert theirs.exists()
+
+
 def test_the_log_of_a_daemon_that_has_failed_stays(alone: Alone, path: Path, program: Callable[..., Program]) -> None:
     os.kill(alone.daemon.pid, signal.SIGTERM)  # in order, but its process wants it still
     assert alone.daemon.over()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 from pathlib import Path
 from typing import BinaryIO
 
 _PREFIX = "ballast-"
+_NAME = re.compile(rf"{_PREFIX}\d+-[a-z0-9_]{{8}}")  # the process's number, and what mkdtemp adds
 _LOG, _UNLOCKED, _KEPT = "ballastd.log", "unlocked.log", "kept"
 
 
@@ -21,8 +23,9 @@ class DaemonFolder:
     """
 
     def __init__(self, parent: str):
-        for folder in Path(parent).glob(f"{_PREFIX}*-*"):
-            _remove_left(folder)
+        for folder in Path(parent).glob(f"{_PREFIX}*"):
+            if _NAME.fullmatch(folder.name):
+                _remove_left(folder)
         self.path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=parent))
         self.log = self.path / _LOG
 
