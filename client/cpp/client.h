@@ -258,6 +258,8 @@ class Client {
   virtual absl::StatusOr<v1::GetHistoryResponse> GetHistory(const std::string& run_id, uint64_t after_step = 0,
                                                             uint32_t most = 0) = 0;
   // keep_checkpoints: those on the daemon's disk stay, and Restore brings the run back; otherwise they go with it.
+  // FAILED_PRECONDITION without `force`: a trainer is attached, or may come back after a rewind; or the run is on more
+  // daemons than this client.
   virtual absl::StatusOr<v1::DeleteRunResponse> DeleteRun(const std::string& run_id, bool force,
                                                           bool keep_checkpoints = false) = 0;
   virtual absl::StatusOr<v1::RunPlan> Plan(const v1::RunSpec& spec) = 0;

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 
 #include "client/cpp/follow/version_tags.h"
+#include "client/cpp/parts/part_deletion.h"
 #include "client/cpp/stream/ready.h"
 #include "client/cpp/stream/session.h"
 #include "client/cpp/stream/step_stream.h"
@@ -172,13 +173,9 @@ absl::StatusOr<v1::GetHistoryResponse> DaemonClient::GetHistory(const std::strin
                    &v1::AdminService::Stub::GetHistory, request);
 }
 
-absl::StatusOr<v1::DeleteRunResponse> DaemonClient::DeleteRun(const std::string& run_id, bool force,
-                                                              bool keep_checkpoints) {
-  v1::DeleteRunRequest request;
-  request.set_run_id(run_id);
-  request.set_force(force);
-  request.set_keep_checkpoints(keep_checkpoints);
-  return Call(connection_->admin(), &v1::AdminService::Stub::DeleteRun, request);
+absl::StatusOr<v1::DeleteRunResponse> DaemonClient::DeletePart(const std::string& run_id, bool force,
+                                                               bool keep_checkpoints, uint32_t daemons) {
+  return ballast::DeletePart(*connection_, run_id, force, keep_checkpoints, daemons);
 }
 
 absl::StatusOr<v1::RunPlan> DaemonClient::Plan(const v1::RunSpec& spec) {

@@ -31,7 +31,9 @@ class DaemonClient final : public Client {
   absl::StatusOr<v1::GetHistoryResponse> GetHistory(const std::string& run_id, uint64_t after_step,
                                                     uint32_t most) override;
   absl::StatusOr<v1::DeleteRunResponse> DeleteRun(const std::string& run_id, bool force,
-                                                  bool keep_checkpoints) override;
+                                                  bool keep_checkpoints) override {
+    return DeletePart(run_id, force, keep_checkpoints, /*daemons=*/1);
+  }
   absl::StatusOr<v1::RunPlan> Plan(const v1::RunSpec& spec) override;
   absl::StatusOr<v1::AmendRunResponse> AmendRun(const v1::RunSpec& spec) override;
   absl::StatusOr<v1::RewindResponse> Rewind(const v1::RewindRequest& request) override;
@@ -71,6 +73,9 @@ class DaemonClient final : public Client {
   bool shares_gpu() const override;
   absl::Status status() const override;
 
+  // As DeleteRun, for a caller that deletes the run on so many daemons.
+  absl::StatusOr<v1::DeleteRunResponse> DeletePart(const std::string& run_id, bool force, bool keep_checkpoints,
+                                                   uint32_t daemons);
   // As Detach, of a client that attaches again: of a session that has ended already the daemon is told nothing.
   void DetachForNow() { stream_.reset(); }
   // Tells people, as ClientOptions::log says.

@@ -45,7 +45,8 @@ grpc::ServerUnaryReactor* AdminService::DeleteRun(grpc::CallbackServerContext* c
                                                   v1::DeleteRunResponse* response) {
   PendingCall call = AdmitChange(environment_, context, "DeleteRun", request->run_id(), *request);
   if (!call.admitted) return call.reactor;
-  const RunRegistry::DeleteMode mode{.force = request->force(), .keep_checkpoints = request->keep_checkpoints()};
+  const RunRegistry::DeleteMode mode{
+      .force = request->force(), .keep_checkpoints = request->keep_checkpoints(), .daemons = request->daemons()};
   environment_.runs->Delete(request->run_id(), mode, [call, response](const absl::StatusOr<uint64_t>& freed) mutable {
     if (freed.ok()) response->set_freed_bytes(*freed);
     call.Finish(freed.status());

@@ -31,6 +31,14 @@ absl::Status AnswerTo(Ask ask) {
   return status;
 }
 
+absl::Status CheckOnAll(const RunSpec& spec, const RunRegistry::DeleteMode& mode) {
+  if (!spec.part || mode.force || mode.daemons == 0 || mode.daemons >= spec.part->count) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "this daemon has part ", spec.part->index, " of ", spec.part->count, " of run '", spec.run_id,
+      "', and the other parts stay on the other daemons, where nothing can go on without this one: name all "
+      "daemons of the run, as its trainers do, or delete this part alone with force"));
+}
+
 }  // namespace
 
 RunRegistry::RunRegistry(Options options)
@@ -57,6 +65,7 @@ void RunRegistry::DeleteNow(const std::string& run_id, DeleteMode mode, Deleted 
   if (draining()) return done(absl::UnavailableError("the daemon is shutting down; its runs end with it"));
   auto found = Find(run_id);
   if (!found.ok()) return done(DeleteStored(run_id, mode, found.status()));
+  if (auto s = CheckOnAll((*found)->spec(), mode); !s.ok()) return done(s);
   if (!has_storage() || !mode.keep_checkpoints) return done(DeleteWritten(*found, mode));
   WriteLast(*found, mode.force,
             [this, run = *found, mode, done = std::move(done)](const absl::Status& written) mutable {

@@ -94,8 +94,9 @@ class RunRegistry {
   // needed, also while both are there, and what is free.
   void Amend(AmendRequest request, absl::AnyInvocable<void(absl::StatusOr<Amended>)> done);
   struct DeleteMode {
-    bool force = false;             // also while a trainer is attached
+    bool force = false;             // also while a trainer is attached, or on fewer daemons than the run is on
     bool keep_checkpoints = false;  // they stay on the disk, and Restore brings the run back
+    uint32_t daemons = 0;           // on so many the caller deletes it; 0: not told
   };
   // Of a run that is only on disk, and whose checkpoints are not to be kept, these.
   void Delete(std::string run_id, DeleteMode mode, absl::AnyInvocable<void(absl::StatusOr<uint64_t> freed_bytes)> done);

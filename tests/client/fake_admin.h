@@ -53,12 +53,13 @@ class FakeDaemon::Admin final : public v1::AdminService::Service {
     if (daemon_.options_.has_storage) *response->mutable_status()->mutable_durability() = daemon_.options_.durability;
     return Leave();
   }
-  grpc::Status DeleteRun(grpc::ServerContext*, const v1::DeleteRunRequest* request,
+  grpc::Status DeleteRun(grpc::ServerContext* context, const v1::DeleteRunRequest* request,
                          v1::DeleteRunResponse* response) override {
     if (grpc::Status s = Enter(request->run_id()); !s.ok()) return s;
     {
       absl::MutexLock lock(&daemon_.mu_);
       daemon_.seen_.deletions.push_back(*request);
+      if (!daemon_.deletion_refusals_.empty()) return Tell(context, &daemon_.deletion_refusals_);
     }
     response->set_freed_bytes(3 << 19);
     return Leave();

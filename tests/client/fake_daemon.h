@@ -76,6 +76,7 @@ class FakeDaemon final : public v1::TrainerService::Service {
   void RefuseLoad(Refusal refusal) { RefuseNext(&FakeDaemon::load_refusals_, std::move(refusal)); }
   void RefusePull(Refusal refusal) { RefuseNext(&FakeDaemon::pull_refusals_, std::move(refusal)); }
   void RefuseGetServer(Refusal refusal) { RefuseNext(&FakeDaemon::server_refusals_, std::move(refusal)); }
+  void RefuseDeleteRun(Refusal refusal) { RefuseNext(&FakeDaemon::deletion_refusals_, std::move(refusal)); }
   void RefuseListRuns(Refusal refusal) { RefuseNext(&FakeDaemon::list_refusals_, std::move(refusal)); }
   void CutLoads();  // each LoadState, from now on
   // Ends the open stream at its next message, and NOT_FOUND from then on: a daemon started anew.
@@ -178,7 +179,7 @@ class FakeDaemon final : public v1::TrainerService::Service {
   mutable absl::Mutex mu_;
   Seen seen_ ABSL_GUARDED_BY(mu_);
   std::deque<Refusal> refusals_ ABSL_GUARDED_BY(mu_), train_refusals_ ABSL_GUARDED_BY(mu_);
-  std::deque<Refusal> load_refusals_ ABSL_GUARDED_BY(mu_);
+  std::deque<Refusal> load_refusals_ ABSL_GUARDED_BY(mu_), deletion_refusals_ ABSL_GUARDED_BY(mu_);
   std::deque<Refusal> pull_refusals_ ABSL_GUARDED_BY(mu_), creation_refusals_ ABSL_GUARDED_BY(mu_);
   std::deque<Refusal> server_refusals_ ABSL_GUARDED_BY(mu_), list_refusals_ ABSL_GUARDED_BY(mu_);
   bool cuts_loads_ ABSL_GUARDED_BY(mu_) = false;

@@ -24,5 +24,18 @@ TEST(OlderDaemonTest, AveragesThatItDoesNotKeepAreAskedForInVain) {
               HasSubstr("is older than this client, and keeps no averages of weights for run 'r': update it"));
 }
 
+// It refuses what it does not know, and deletes a part alone, as it always has.
+TEST(OlderDaemonTest, DeletesARunAlthoughItKnowsNothingOfPartsThere) {
+  FakeDaemon daemon;
+  daemon.RefuseDeleteRun({{grpc::StatusCode::INVALID_ARGUMENT, "the field 4 of DeleteRunRequest is not known here"}});
+  ASSERT_TRUE(QuietClient(daemon.address())->DeleteRun("r", /*force=*/false).ok());
+  const auto deletions = daemon.seen().deletions;
+  ASSERT_EQ(deletions.size(), 2u);
+  EXPECT_EQ(deletions[0].daemons(), 1u);
+  EXPECT_EQ(deletions[1].daemons(), 0u);
+  ASSERT_TRUE(QuietClient(daemon.address())->DeleteRun("r", /*force=*/true).ok());
+  EXPECT_EQ(daemon.seen().deletions[2].daemons(), 0u);
+}
+
 }  // namespace
 }  // namespace ballast

@@ -240,3 +240,17 @@ def test_a_rank_waits_while_the_daemons_are_changed_one_after_another() -> None:
     client, rank = SimpleNamespace(get_run=get_run), SimpleNamespace(run=RUN, number=1)
     await_change(client, rank, "a,b", whole=lambda: whole.pop(0))  # type: ignore[arg-type]
     assert not looks and not whole
+
+
+def test_a_part_is_not_deleted_alone(daemons: Daemons) -> None:
+    training = training_on(daemons.server)
+    training.steps(1)
+    training.optimizer.close()
+    servers = daemons.server.split(",")
+    with pytest.raises(ballast.Rejected, match=f"part 1 of {COUNT} of run '{RUN}'.*name all daemons") as told:
+        ballast.delete_run(RUN, server=servers[1])
+    assert told.value.code == "FAILED_PRECONDITION"
+    refused = ctl("delete", RUN, server=servers[1])
+    assert refused.returncode == 1 and "delete this part alone with force" in refused.stderr
+    assert ballast.delete_run(RUN, server=servers[1], force=True) > 0
+    assert ballast.delete_run(RUN, server=daemons.server) > 0

@@ -24,7 +24,7 @@ Command DeleteCommand() {
       .summary = "delete a run and free its memory",
       .details =
           "Its weights and optimizer state are gone for good, and so are its checkpoints, unless they are kept.\n",
-      .flags = {{"force", "", "also when a trainer is attached; its session ends"},
+      .flags = {{"force", "", "also when a trainer is attached, whose session ends; or of one part of the run alone"},
                 {"keep-checkpoints", "", "leave them on the daemon's disk; `ballastctl restore` brings the run back"}},
       .run = DeleteRun};
 }

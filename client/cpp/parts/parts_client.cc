@@ -260,7 +260,8 @@ absl::Status PartsClient::CheckCreated(const std::string& run_id,
 void PartsClient::Undo(const std::string& run_id, const std::vector<absl::StatusOr<v1::CreateRunResponse>>& made) {
   for (uint32_t part = 0; part < parts(); ++part) {
     if (!made[part].ok() || !made[part]->created()) continue;
-    if (const auto gone = daemons_[part]->DeleteRun(run_id, /*force=*/false, /*keep_checkpoints=*/false); !gone.ok()) {
+    const auto gone = daemons_[part]->DeletePart(run_id, /*force=*/false, /*keep_checkpoints=*/false, parts());
+    if (!gone.ok()) {
       Log(absl::StrCat("the part of run '", run_id, "' that was made at ", names_[part],
                        " stays there: ", gone.status().message()));
     }
@@ -303,8 +304,8 @@ absl::StatusOr<v1::AmendRunResponse> PartsClient::AmendRun(const v1::RunSpec& sp
 // Of those that have it.
 absl::StatusOr<v1::DeleteRunResponse> PartsClient::DeleteRun(const std::string& run_id, bool force,
                                                              bool keep_checkpoints) {
-  const auto deleted =
-      ForAll(parts(), [&](uint32_t part) { return daemons_[part]->DeleteRun(run_id, force, keep_checkpoints); });
+  const auto deleted = ForAll(
+      parts(), [&](uint32_t part) { return daemons_[part]->DeletePart(run_id, force, keep_checkpoints, parts()); });
   v1::DeleteRunResponse whole;
   bool any = false;
   for (uint32_t part = 0; part < parts(); ++part) {

@@ -30,13 +30,14 @@ def delete_run(
     """Deletes a run of a daemon. Its weights, moments, snapshots and checkpoints are gone for good; its name is free.
 
     server, tls, token_file: as the optimizers' options; "local" is the daemon that this process has started. force: also
-    when a trainer is attached, whose session then ends. keep_checkpoints: those stay on the daemon's disk, and `ballastctl
-    restore` brings the run back.
+    when a trainer is attached, whose session then ends, and on fewer daemons than the run is on. keep_checkpoints: those stay
+    on the daemon's disk, and `ballastctl restore` brings the run back.
     Returns how many bytes of the daemon's memory were freed.
 
     Raises Rejected, with code NOT_FOUND, if there is no such run or this process has no daemon, and FAILED_PRECONDITION
-    if a trainer is attached, or was lost less than the daemon's lease ago; INVALID_ARGUMENT if the name is no text;
-    Unavailable if no daemon answers. Thread-safe.
+    if a trainer is attached, was lost less than the daemon's lease ago, or may come back after a rewind, or if the run is
+    on more daemons than `server` names; INVALID_ARGUMENT if the name is no text; Unavailable if no daemon answers.
+    Thread-safe.
     """
     name = text("run", run)
     client = connect(standing(server), _CONNECT_S, _RECONNECT_S, tls, token_file)

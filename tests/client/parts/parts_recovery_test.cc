@@ -330,6 +330,25 @@ TEST(PartsRecoveryTest, DaemonsThatAreAtDifferentStepsAreToldWhileNobodyTrains) 
   EXPECT_THAT(status.failure(), HasSubstr(daemons[0].address() + " at 7, " + daemons[1].address() + " at 4"));
 }
 
+TEST(PartsRecoveryTest, APartIsDeletedAloneByForceAndTheRestByAllDaemons) {
+  const Training training{.spec = DozenTensors(), .steps = 2};
+  Daemons daemons(2);
+  {
+    PartsRank rank(daemons.addresses(), training, 0);
+    ASSERT_EQ(rank.Join(), absl::OkStatus());
+    rank.Train(1, 2);
+  }
+  const auto alone = OpenClient(daemons[1].address()), all = OpenClient(daemons.addresses());
+  const absl::Status refused = alone->DeleteRun("dozen", /*force=*/false).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("this daemon has part 1 of 2 of run 'dozen'"));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("name all daemons of the run, as its trainers do, or delete"));
+  EXPECT_TRUE(all->GetRun("dozen").ok());
+  ASSERT_TRUE(alone->DeleteRun("dozen", /*force=*/true).ok());
+  EXPECT_TRUE(all->DeleteRun("dozen", /*force=*/false).ok());
+  EXPECT_TRUE(OpenClient(daemons[0].address())->ListRuns()->runs().empty());
+}
+
 TEST(PartsRecoveryTest, OtherListsOfDaemonsAreRefused) {
   const Training training{.spec = DozenTensors(), .steps = 2};
   Daemons daemons(3);
