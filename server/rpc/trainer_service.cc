@@ -177,10 +177,26 @@ absl::StatusOr<std::shared_ptr<Run>> TrainerService::CheckAttach(const v1::Attac
   return run;
 }
 
+grpc::ServerUnaryReactor* TrainerService::KeepAlive(const v1::AttachRequest& request, PendingCall call) {
+  Run::AttachRequest made;
+  auto run = CheckAttach(request, &made);
+  if (run.ok() && !made.resumes) {
+    run = absl::InvalidArgumentError("keepalive without session_token: it is of the session that a rewind has ended");
+  }
+  grpc::ServerUnaryReactor* const reactor = call.reactor;
+  if (!run.ok()) {
+    call.Finish(run.status());
+    return reactor;
+  }
+  (*run)->KeepAlive(*made.resumes, [call, run = *run](const absl::Status& heard) mutable { call.Finish(heard); });
+  return reactor;
+}
+
 grpc::ServerUnaryReactor* TrainerService::Attach(grpc::CallbackServerContext* context, const v1::AttachRequest* request,
                                                  v1::AttachResponse* response) {
   PendingCall call = Admit(environment_, context, "Attach", request->run_id());
   if (!call.admitted) return call.reactor;
+  if (request->keepalive()) return KeepAlive(*request, std::move(call));
   Run::AttachRequest made{.fresh = environment_.sessions->NewId(),
                           .rank = request->rank(),
                           .world = request->world(),
@@ -204,6 +220,7 @@ grpc::ServerUnaryReactor* TrainerService::Attach(grpc::CallbackServerContext* co
       OfferNccl(environment_, *request, *run, response);
       response->set_protocol(kProtocolMax);
       response->set_takes_load_batches(true);
+      response->set_takes_keepalives(true);
       const Sessions::Session session{
           .run_id = run->spec().run_id, .id = reply->session, .rank = request->rank(), .caller = call.caller};
       if (reply->resumed) environment_.sessions->Resume(request->session_token(), session.caller);

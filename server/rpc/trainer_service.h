@@ -36,6 +36,7 @@ class TrainerService final : public v1::TrainerService::CallbackService {
     v1::AmendRunResponse* response;
   };
   void Amend(const v1::AmendRunRequest& request, PendingAmend pending);
+  grpc::ServerUnaryReactor* KeepAlive(const v1::AttachRequest& request, PendingCall call);
   absl::StatusOr<std::shared_ptr<Run>> CheckAttach(const v1::AttachRequest& request, Run::AttachRequest* made);
 
   const RpcEnvironment environment_;

@@ -54,7 +54,7 @@ class RankLink {
   bool open() const { return stream_ != nullptr; }
   const std::shared_ptr<RankStream>& stream() const { return stream_; }
   SessionId session() const { return session_; }  // of the last stream
-  // Who holds the rank; empty: nobody.
+  // Who holds the rank, or held it last; empty: nobody, or who gave it back.
   void set_peer(std::string peer) { peer_ = std::move(peer); }
   const std::string& peer() const { return peer_; }
   const std::string& transport() const { return transport_; }  // of the last stream; empty: none yet

@@ -4,7 +4,6 @@
 #include <new>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/synchronization/notification.h"
 
 #include "server/base/clock.h"
@@ -33,14 +32,6 @@ RunLabels Labels(const RunSpec& spec, const Plan& plan, const LayerGroups& layer
 
 absl::Status Ended(const RunSpec& spec) {
   return absl::NotFoundError(absl::StrCat("run '", spec.run_id, "' was deleted"));
-}
-
-std::string Peers(const RunStatus& status) {
-  std::vector<std::string> peers;
-  for (const RankStatus& rank : status.ranks) {
-    if (!rank.peer.empty()) peers.push_back(rank.peer);
-  }
-  return absl::StrJoin(peers, ", ");
 }
 
 std::string ProductsOf(const RunSpec& spec, const std::vector<Device*>& devices) {
@@ -241,6 +232,15 @@ absl::StatusOr<Run::AttachReply> Run::ReplyTo(const StepExecutor::AttachOutcome&
   return reply;
 }
 
+void Run::KeepAlive(SessionId session, absl::AnyInvocable<void(absl::Status)> done) {
+  Post([this, session, done = std::move(done)]() mutable {
+    if (ended_ || closed_) return done(Gone());
+    const absl::Status heard = driver_->KeepAlive(session);
+    ShowState();
+    done(heard);
+  });
+}
+
 void Run::OpenStream(std::shared_ptr<RankStream> stream, event::StreamOpened opened) {
   Post([this, stream = std::move(stream), opened = std::move(opened)] {
     if (ended_ || closed_) return stream->Finish(Gone());
@@ -306,11 +306,7 @@ void Run::CheckUnattended(absl::AnyInvocable<void(absl::Status)> done) {
   Post([this, done = std::move(done)]() mutable { done(ended_ ? Gone() : Unattended()); });
 }
 
-absl::Status Run::Unattended() const {
-  if (!failure_.ok() || driver_->CountRanks().held == 0) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat("run '", spec_.run_id, "' has a trainer attached (",
-                                                    Peers(board_.Read()), "); stop it first, or delete with force"));
-}
+absl::Status Run::Unattended() const { return failure_.ok() ? driver_->CheckUnattended() : absl::OkStatus(); }
 
 absl::Status Run::BeingAmended() const {
   return absl::UnavailableError(absl::StrCat("run '", spec_.run_id, "' is being amended (AmendRun); ask again"));

@@ -99,6 +99,9 @@ class Run final : public VersionSource {
   double busy_s() const { return strand_.busy_s(); }
 
   void Attach(AttachRequest request, AttachDone done);
+  // The process of the session lives, though a rewind has ended it. An error: the session ended otherwise, or another
+  // process has its rank.
+  void KeepAlive(SessionId session, absl::AnyInvocable<void(absl::Status)> done);
 
   void OpenStream(std::shared_ptr<RankStream> stream, event::StreamOpened opened);
   void OnMessages(std::shared_ptr<RankStream> stream, std::vector<RankMessage> messages);
@@ -176,9 +179,9 @@ class Run final : public VersionSource {
   void Drain(std::function<void()> done);
   // Whether a step is open now.
   void AskStepOpen(std::function<void(bool)> done);
-  // FAILED_PRECONDITION: a trainer is attached.
+  // FAILED_PRECONDITION: a trainer is attached, or may come back after a rewind.
   void CheckUnattended(absl::AnyInvocable<void(absl::Status)> done);
-  // The strand's answer that no trainer is attached and no step open; then no trainer may attach any more.
+  // The strand's answer to that, and that no step is open; then no trainer may attach any more.
   void Close(absl::AnyInvocable<void(absl::Status)> done);
   // A device of the run has failed: what is there is lost. Streams, readers and uploads end with this status, and who
   // comes later is told the same; the memory stays until End.

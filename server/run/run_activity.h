@@ -32,7 +32,7 @@ class RunActivity {
  public:
   // By the processes that had them.
   struct Ranks {
-    uint32_t held = 0;  // connected, or away for less than their lease
+    uint32_t held = 0;  // connected, away for less than their lease, or returning after a rewind
     uint32_t lost = 0;  // away for longer, without having left cleanly, and nobody has taken their place
   };
 

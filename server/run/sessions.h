@@ -1,5 +1,6 @@
 // Session tokens: 16 random bytes that name a session of a run's rank. A rank's latest is known as long as its run;
-// those before it, whose sessions are over, for a while, so that who shows one learns that it is over.
+// those before it, whose sessions are over, for a while, so that who shows one learns that it is over. By the latest, though
+// a rewind has ended its session, the daemon knows of whom a keepalive is (step/step_machine.h).
 //
 // Thread-safe. Bounded: a token for each of a run's ranks and kRemembered more.
 #pragma once

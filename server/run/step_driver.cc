@@ -3,6 +3,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 
 #include "server/base/clock.h"
 
@@ -27,6 +29,27 @@ StepExecutor::AttachOutcome StepDriver::Attach(const event::Attach& attach, cons
   executor_.ShowRanks();
   Settle();
   return outcome;
+}
+
+absl::Status StepDriver::CheckUnattended() const {
+  constexpr absl::string_view kFix = "stop it first, or delete with force";
+  const double now_s = MonotonicSeconds();
+  std::vector<std::string> attached;
+  std::string returning;
+  for (uint32_t rank = 0; rank < machine().world(); ++rank) {
+    const std::string& peer = links_[rank].peer();
+    if (machine().held(rank, now_s)) attached.push_back(peer);
+    const auto since_s = machine().returning_since_s(rank, now_s);
+    if (!since_s || !returning.empty()) continue;
+    const std::string who = peer.empty() ? "" : absl::StrCat(" (", peer, ")");
+    returning = absl::StrFormat("rank %d%s has not come back since the rewind %.0f s ago", rank, who, now_s - *since_s);
+  }
+  if (!attached.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("run '", spec_->run_id, "' has a trainer attached (", absl::StrJoin(attached, ", "), "); ", kFix));
+  }
+  if (returning.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("run '", spec_->run_id, "': ", returning, "; ", kFix));
 }
 
 void StepDriver::OpenStream(const std::shared_ptr<RankStream>& stream, const event::StreamOpened& opened) {

@@ -80,6 +80,9 @@ class StepDriver {
   StepExecutor& executor() { return executor_; }
   const StepExecutor& executor() const { return executor_; }
   const StepMachine& machine() const { return executor_.machine(); }
+  // As in Run. A rewind may have ended the session of a rank whose process lives, and has not come back yet.
+  absl::Status KeepAlive(SessionId session) { return executor_.Handle(event::KeepAlive{session}); }
+  absl::Status CheckUnattended() const;
   RunActivity::Ranks CountRanks() const { return executor_.CountRanks(); }
   void ShowState() { executor_.ShowState(); }
 

@@ -140,7 +140,6 @@ void StepExecutor::Do(const effect::Fence& e) {
     if (e.status.code() == absl::StatusCode::kDataLoss) reporter_.metrics().OnDuplicateChunk(false);
     Detach(e.rank, e.status);
   }
-  link.set_peer("");
   ShowRanks();
 }
 
@@ -350,7 +349,7 @@ RunActivity::Ranks StepExecutor::CountRanks() const {
   const double now_s = MonotonicSeconds();
   RunActivity::Ranks ranks;
   for (uint32_t rank = 0; rank < machine_.world(); ++rank) {
-    ranks.held += machine_.held(rank, now_s) ? 1 : 0;
+    ranks.held += machine_.held(rank, now_s) || machine_.returning_since_s(rank, now_s) ? 1 : 0;
     ranks.lost += machine_.lost(rank, now_s) ? 1 : 0;
   }
   return ranks;

@@ -32,6 +32,10 @@ struct Attach {
   uint64_t from_step = 0;   // that the rank makes next
   uint64_t again_step = 0;  // that it had begun, and begins again
 };
+// The process of a session that a rewind has ended lives: its rank is not lost, though it has not attached anew yet.
+struct KeepAlive {
+  SessionId session;
+};
 // The session's stream is up, in place of any it had. weights_received: by tensor, of step weights_step; empty or 0:
 // none.
 struct StreamOpened {
@@ -113,9 +117,9 @@ struct Tick {};
 }  // namespace event
 
 using StepEvent =
-    std::variant<event::Attach, event::StreamOpened, event::StreamClosed, event::StepBegin, event::MicroBegin,
-                 event::Chunk, event::MicroEnd, event::StepMeasure, event::StepEnd, event::TensorApplied,
-                 event::Measured, event::Verdict, event::Rewind, event::Stop, event::Tick>;
+    std::variant<event::Attach, event::KeepAlive, event::StreamOpened, event::StreamClosed, event::StepBegin,
+                 event::MicroBegin, event::Chunk, event::MicroEnd, event::StepMeasure, event::StepEnd,
+                 event::TensorApplied, event::Measured, event::Verdict, event::Rewind, event::Stop, event::Tick>;
 
 namespace effect {
 // The event is refused; the request or stream that it came on ends with this status. It is always the first effect, and

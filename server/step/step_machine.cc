@@ -70,7 +70,10 @@ bool StepMachine::Live(const Rank& rank, double now_s) const {
 StepEffects StepMachine::On(const event::Attach& e, double now_s) {
   if (e.resumes) {
     const auto rank = RankOf(*e.resumes);
-    if (!rank) return Refuse(CheckCurrent(*e.resumes));
+    if (!rank) {
+      HearOf(*e.resumes, now_s);
+      return Refuse(CheckCurrent(*e.resumes));
+    }
     return {effect::Attached{*rank, *e.resumes, /*resumed=*/true}};
   }
   if (auto s = CheckWorld(e, now_s); !s.ok()) return Refuse(s);

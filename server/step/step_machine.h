@@ -44,7 +44,10 @@
 //     as it has updated nothing, and the others' sessions end; three times, then it is a process in that rank's place;
 //   - messages of a rank about a step that closed without it are ignored, until its next StepBegin;
 //   - a rewind discards the open step and ends every session; steps count on from the one rewound to, and answers of
-//     the device to updates from before belong to no step.
+//     the device to updates from before belong to no step;
+//   - a rank whose session a rewind has ended while it was live is returning, for lease_s after that or after the last
+//     KeepAlive of its process, until a process attaches to it. It is not lost by then, and a step waits for it as for one
+//     that is connected. Whoever attaches may have the rank.
 //
 // Strand-confined: no locks.
 #pragma once
@@ -113,9 +116,11 @@ class StepMachine {
   // A process had it, none has it now, and the last one neither left cleanly nor was left out of a step.
   bool lost(uint32_t rank, double now_s) const {
     const Rank& r = ranks_[rank];
-    return r.came && !r.left && !Live(r, now_s);
+    return r.came && !r.left && !Live(r, now_s) && !returning_since_s(rank, now_s);
   }
-  // When the rank's stream was lost; meaningful when !connected().
+  // Since when the rank is returning: when its session was ended; none: it is not.
+  std::optional<double> returning_since_s(uint32_t rank, double now_s) const;
+  // When the rank's stream was lost, or its process heard of last; meaningful when !connected().
   double disconnected_at_s(uint32_t rank) const { return ranks_[rank].gone_at_s; }
   // Whether the rank is in the open step: it has begun it.
   bool InStep(uint32_t rank) const { return open_ && ranks_[rank].begun == step_ && !reduction_.left_out(rank); }
@@ -157,8 +162,14 @@ class StepMachine {
     uint64_t chunks = 0;  // 0: they were not, in this step
     std::string text = {};
   };
+  // A rewind has ended the rank's session, and no process has attached since.
+  struct Returning {
+    SessionId session;
+    double since_s = 0;
+  };
   struct Rank {
     std::optional<SessionId> session;
+    std::optional<Returning> returning = {};
     bool connected = false;
     double gone_at_s = 0;
     bool came = false;                    // a process has attached to it, in this world
@@ -185,6 +196,7 @@ class StepMachine {
     return {effect::Reject{std::move(status), retry_after_s}};
   }
   StepEffects On(const event::Attach& e, double now_s);
+  StepEffects On(const event::KeepAlive& e, double now_s);
   StepEffects On(const event::StreamOpened& e, double now_s);
   StepEffects On(const event::StreamClosed& e, double now_s);
   StepEffects On(const event::StepBegin& e, double now_s);
@@ -213,6 +225,9 @@ class StepMachine {
   void BeginAgain(uint32_t rank, double now_s, StepEffects* effects);
   // Closes the step before the one that the rank makes next.
   void CloseBehind(const event::Attach& e, double now_s, StepEffects* effects);
+  void EndByRewind(uint32_t rank, double now_s, StepEffects* effects);
+  // Whether it is of a rank that is returning, or was until a lease ago, and is now.
+  bool HearOf(SessionId session, double now_s);
   absl::Status CheckWorld(const event::Attach& e, double now_s) const;
   absl::Status CheckCovered(const event::Attach& e) const;
   // Where the sets leave a gap: the first of it, for people; empty: they leave none.

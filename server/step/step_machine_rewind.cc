@@ -35,10 +35,9 @@ StepEffects StepMachine::On(const event::Rewind& e, double now_s) {
   rewound_to_ = e.to_step;
   for (uint32_t r = 0; r < ranks_.size(); ++r) {
     if (!ranks_[r].session) continue;
-    Remember(r, Ending::kRewound);
-    EndSession(r, RewoundError(rewound_to_, generation_), "", now_s, &effects);
+    EndByRewind(r, now_s, &effects);
   }
-  for (Rank& rank : ranks_) rank = {.gone_at_s = now_s, .came = rank.came, .left = rank.left};
+  for (Rank& r : ranks_) r = {.returning = r.returning, .gone_at_s = r.gone_at_s, .came = r.came, .left = r.left};
   abandoned_ = updating_;
   closing_.clear();
   closed_step_ = e.to_step;
@@ -47,6 +46,37 @@ StepEffects StepMachine::On(const event::Rewind& e, double now_s) {
   for (uint64_t& step : applied_in_) step = std::min(step, closed_step_);
   Reset();
   return effects;
+}
+
+// A rank that was away for longer than its lease stays lost until its process is heard of.
+void StepMachine::EndByRewind(uint32_t rank, double now_s, StepEffects* effects) {
+  Rank& r = ranks_[rank];
+  const SessionId session = *r.session;
+  const double heard_at_s = Live(r, now_s) ? now_s : r.gone_at_s;
+  Remember(rank, Ending::kRewound);
+  EndSession(rank, RewoundError(rewound_to_, generation_), "", now_s, effects);
+  r.returning = {.session = session, .since_s = now_s};
+  r.gone_at_s = heard_at_s;
+}
+
+std::optional<double> StepMachine::returning_since_s(uint32_t rank, double now_s) const {
+  const Rank& r = ranks_[rank];
+  if (!r.returning || now_s >= r.gone_at_s + options_.lease_s) return std::nullopt;
+  return r.returning->since_s;
+}
+
+bool StepMachine::HearOf(SessionId session, double now_s) {
+  for (Rank& rank : ranks_) {
+    if (!rank.returning || rank.returning->session != session) continue;
+    rank.gone_at_s = now_s;
+    return true;
+  }
+  return false;
+}
+
+StepEffects StepMachine::On(const event::KeepAlive& e, double now_s) {
+  if (HearOf(e.session, now_s) || RankOf(e.session)) return {};
+  return Refuse(CheckCurrent(e.session));
 }
 
 // Once: the sessions that are there since have sent nothing of the step that was lost. A rank that comes late may bring it
@@ -73,8 +103,7 @@ void StepMachine::BeginAgain(uint32_t rank, double now_s, StepEffects* effects) 
   for (uint32_t r = 0; r < ranks_.size(); ++r) {
     if (ranks_[r].begun == step_) ranks_[r].begun = 0;
     if (!others(r)) continue;
-    Remember(r, Ending::kRewound);
-    EndSession(r, RewoundError(rewound_to_, generation_), "", now_s, effects);
+    EndByRewind(r, now_s, effects);
   }
   Reset();
 }

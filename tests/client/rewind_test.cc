@@ -17,6 +17,7 @@ namespace ballast {
 namespace {
 
 using ::testing::Eq;
+using ::testing::HasSubstr;
 
 class RewindTest : public ::testing::TestWithParam<TransportChoice> {
  protected:
@@ -77,6 +78,38 @@ TEST_P(RewindTest, AClientThatAsksForItGoesOnToTheBit) {
   GoBack(*client, 4);
   EXPECT_EQ(Train(*client, 6), first);
   EXPECT_EQ(problem_.weights(0), weights);
+}
+
+// For longer than a lease no call is made: the process lives all the same, and its run is not to be deleted.
+TEST(ReturningTest, ATrainerThatMakesNoCallAfterARewindIsNotLost) {
+  Config config = RealDaemon::Small();
+  config.limits.lease_s = 0.3;
+  RealDaemon daemon(config);
+  LeastSquares problem;
+  const auto client = QuietClient(daemon.address()), other = QuietClient(daemon.address());
+  v1::RunSpec spec = LeastSquares::Spec();
+  spec.mutable_rewind()->set_snapshots(1);
+  spec.mutable_rewind()->set_every(1);
+  ASSERT_TRUE(client->CreateRun(spec).ok());
+  ASSERT_TRUE(client->Attach({.run_id = "least-squares"}).ok());
+  ASSERT_TRUE(problem.UploadAndBind(*client).ok());
+  for (int i = 0; i < 2; ++i) ASSERT_TRUE(problem.Step(*client).ok());
+  v1::RewindRequest request;
+  request.set_run_id("least-squares");
+  ASSERT_TRUE(other->Rewind(request).ok());
+  // One for each third of the lease, besides the client's own.
+  EXPECT_SOON(daemon.metrics(), HasSubstr("ballast_rpc_handled_total{code=\"OK\",method=\"Attach\"} 9\n"));
+  EXPECT_THAT(daemon.metrics(), HasSubstr("ballast_run_ranks_lost{run_id=\"least-squares\"} 0\n"));
+  EXPECT_EQ(other->GetRun("least-squares")->status().state(), v1::RUN_STATE_TRAINING);
+  const absl::Status refused = other->DeleteRun("least-squares", /*force=*/false).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr(") has not come back since the rewind "));
+  const auto attached = client->Attach({.run_id = "least-squares"});
+  ASSERT_TRUE(attached.ok()) << attached.status();
+  ASSERT_TRUE(problem.Bind(*client).ok());
+  EXPECT_TRUE(problem.Step(*client).ok());
+  client->Detach();
+  EXPECT_TRUE(other->DeleteRun("least-squares", /*force=*/false).ok());
 }
 
 // The rewind comes while the step waits for its result, and while it is being sent.

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import ballast
-from ballast import _core
+from ballast import _core, runs
 from conftest import Program
 from daemon import Daemon
 from models import layered
@@ -51,6 +51,23 @@ def test_a_run_in_training_is_deleted_by_force_alone(adamw: AdamW, daemon: Daemo
     assert ballast.delete_run(run, server=daemon.server, force=True) > 0
     with pytest.raises(ballast.BallastError, match=f"no run '{run}'"):
         optimizer.pull()
+
+
+def test_a_trainer_that_is_not_back_from_a_rewind_keeps_its_run(
+    adamw: AdamW, daemon: Daemon, admin: _core.Client, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    optimizer = trained(adamw, steps=2, snapshots=1, snapshot_every=1)
+    admin.rewind(run, None, None, "operator")
+    with pytest.raises(ballast.Rejected, match=rf"'{run}': rank 0 \(.+\) has not come back since the rewind") as told:
+        ballast.delete_run(run, server=daemon.server)
+    assert told.value.code == "FAILED_PRECONDITION"
+    monkeypatch.setattr(runs, "_LEASE_WAIT_S", 0.0)
+    second = adamw(layered(seed=1).named_parameters(), start_over=True)
+    with pytest.raises(ballast.Rejected, match=f"start_over=True: run '{run}'.*has not come back.*delete_run"):
+        second.connect()
+    assert optimizer.run_status().step == 2
+    optimizer.close()
+    assert ballast.delete_run(run, server=daemon.server) > 0
 
 
 def test_starting_over_begins_at_the_first_step_with_these_weights(adamw: AdamW) -> None:

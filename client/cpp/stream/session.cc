@@ -121,6 +121,20 @@ absl::StatusOr<v1::AttachResponse> ResumeSession(Connection& connection, const A
   return response;
 }
 
+absl::Status KeepAlive(Connection& connection, const AttachOptions& options, const std::string& token,
+                       grpc::ClientContext* context) {
+  v1::AttachRequest request;
+  request.set_run_id(options.run_id);
+  request.set_rank(options.rank);
+  request.set_world(options.world);
+  request.set_protocol_min(kProtocolMin);
+  request.set_protocol_max(kProtocolMax);
+  request.set_session_token(token);
+  request.set_keepalive(true);
+  v1::AttachResponse response;
+  return FromGrpc(connection.trainer().Attach(context, request, &response), *context);
+}
+
 absl::StatusOr<bool> RestartedSince(Connection& connection, absl::Time since) {
   v1::GetServerResponse info;
   const absl::Status answer = connection.Call(connection.admin(), &v1::AdminService::Stub::GetServer,

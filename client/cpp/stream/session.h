@@ -31,6 +31,11 @@ absl::StatusOr<v1::AttachResponse> ResumeSession(Connection& connection, const A
                                                  const std::string& token, bool want_digests,
                                                  grpc::ClientContext* context);
 
+// Says that the process lives to a daemon that takes keepalives, and that has ended the session of `token` by a rewind. An
+// error: as of ResumeSession; one that may not pass says that this need not be said again.
+absl::Status KeepAlive(Connection& connection, const AttachOptions& options, const std::string& token,
+                       grpc::ClientContext* context);
+
 // Whether the daemon that answers now started after `since`, of BootNow(). An error, as IsLost knows them: none does.
 absl::StatusOr<bool> RestartedSince(Connection& connection, absl::Time since);
 // What a trainer is told then: where the daemon has read the run back from its disk, that it was rewound

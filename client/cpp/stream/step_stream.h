@@ -166,6 +166,11 @@ class StepStream {
   bool WaitPutOff(const absl::Status& why, absl::Duration most, std::optional<absl::Time>* since)
       ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<v1::AttachResponse> Resume(const absl::Status& why);
+  // Tells the daemon that this process lives, until the client is closed: a rewind has ended the session, and the trainer
+  // may come back much later.
+  void KeepAlive(absl::Duration every) ABSL_LOCKS_EXCLUDED(mu_);
+  // As KeepAlive of session.h, once, within so long. CANCELLED: the client is being closed.
+  absl::Status SayAlive(absl::Duration within) ABSL_LOCKS_EXCLUDED(mu_);
   // Adds what a person needs to know, if there is more to say.
   absl::Status Explain(const absl::Status& why) const;
   absl::StatusOr<v1::AttachResponse> AskOnce(absl::Duration timeout);

@@ -45,12 +45,38 @@ void StepStream::Read(v1::AttachResponse grant) {
     absl::StatusOr<v1::AttachResponse> next = end.lost ? Resume(end.status) : end.status;
     if (!next.ok()) {
       Fail(Explain(next.status()));
-      absl::MutexLock lock(&mu_);
-      reader_done_ = true;
+      {
+        absl::MutexLock lock(&mu_);
+        reader_done_ = true;
+      }
+      if (grant.takes_keepalives() && RewoundTo(next.status())) KeepAlive(renews);
       return;
     }
     grant = *std::move(next);
   }
+}
+
+void StepStream::KeepAlive(absl::Duration every) {
+  for (absl::Status said; said.ok() || MayPass(said); said = SayAlive(every)) {
+    absl::MutexLock lock(&mu_);
+    if (mu_.AwaitWithTimeout(absl::Condition(&leaving_), every)) return;
+  }
+}
+
+absl::Status StepStream::SayAlive(absl::Duration within) {
+  auto context = std::make_shared<grpc::ClientContext>();
+  std::string token;
+  {
+    absl::MutexLock lock(&mu_);
+    if (leaving_) return absl::CancelledError("the client was closed");
+    asking_ = context;
+    token = token_;
+  }
+  context->set_deadline(absl::ToChronoTime(absl::Now() + within));
+  const absl::Status said = ballast::KeepAlive(connection_, options_, token, context.get());
+  absl::MutexLock lock(&mu_);
+  asking_ = nullptr;
+  return said;
 }
 
 // Explains that the session has ended although no other process took the rank over: a trainer started again takes it.

@@ -5,7 +5,8 @@
 //   the effects, one a line, or nothing
 //
 // Commands: machine chunks=2,1 lease=10 timeout=60 step_timeout=0 tick=1000 micros=1 pool=CHUNKS staged leaves_out_lost
-// goes_on (from the machine before, after a rewind) | attach s= rank= of= resumes= takeover covers=TENSOR.CHUNK,... | open s= step= have=0,2 | lost s= | leave s= | begin
+// goes_on (from the machine before, after a rewind) | attach s= rank= of= resumes= takeover covers=TENSOR.CHUNK,... |
+// keep-alive s= | whereabouts (of all ranks) | open s= step= have=0,2 | lost s= | leave s= | begin
 // s= step= content= | micro-begin s= micro= last | chunk s= tensor= chunk= crc= micro= | micro-end s= absent=1 micro= |
 // step-measure s= | step-end s= content= discard | applied step= tensor= | measured step= | verdict step= skip= abort= |
 // rewind to= | tick | wanted rank= | offer rank= short | awaited | at t=SECONDS (sets the clock; no block follows). A
@@ -102,6 +103,7 @@ class Scenario {
       for (const AwaitedRank& rank : machine_->Awaited()) lines.push_back(Describe(rank));
       return absl::StrJoin(lines, "\n");
     }
+    if (c.verb == "whereabouts") return Whereabouts();
     for (const StepEffect& effect : machine_->Handle(Event(c), now_s_)) {
       lines.push_back(Describe(effect));
       if (const auto* u = std::get_if<effect::Update>(&effect)) slabs_[{u->step, u->tensor}] = u->slab;
@@ -111,6 +113,19 @@ class Scenario {
   void SetClock(double now_s) { now_s_ = now_s; }
 
  private:
+  std::string Whereabouts() const {
+    std::vector<std::string> lines;
+    for (uint32_t r = 0; r < machine_->world(); ++r) {
+      const auto since_s = machine_->returning_since_s(r, now_s_);
+      const std::string where = machine_->held(r, now_s_)   ? "held"
+                                : since_s                   ? absl::StrCat("returning since ", *since_s)
+                                : machine_->lost(r, now_s_) ? "lost"
+                                                            : "free";
+      lines.push_back(absl::StrCat("rank ", r, " is ", where));
+    }
+    return absl::StrJoin(lines, "\n");
+  }
+
   std::string Start(const Command& c) {
     StepMachineOptions options{.tensor_names = {},
                                .reduction = {.chunks = c.numbers("chunks")},
@@ -154,6 +169,7 @@ class Scenario {
     if (c.verb == "open") {
       return event::StreamOpened{.session = s, .weights_step = c.number("step"), .weights_received = c.set("have")};
     }
+    if (c.verb == "keep-alive") return event::KeepAlive{s};
     if (c.verb == "lost") return event::StreamClosed{.session = s, .clean = false};
     if (c.verb == "leave") return event::StreamClosed{.session = s, .clean = true};
     if (c.verb == "begin")

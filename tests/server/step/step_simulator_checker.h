@@ -121,6 +121,7 @@ class StepChecker {
   };
 
   void Note(const event::Attach&) {}
+  void Note(const event::KeepAlive&) {}
   void Note(const event::StreamOpened& e);
   void Note(const event::StreamClosed& e);
   void Note(const event::StepBegin& e);

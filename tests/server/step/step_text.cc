@@ -26,6 +26,7 @@ struct EventText {
                         e.from_step > 0 ? absl::StrCat(" from=", e.from_step) : "",
                         e.again_step > 0 ? absl::StrCat(" again=", e.again_step) : "");
   }
+  std::string operator()(const event::KeepAlive& e) const { return absl::StrCat("keep-alive s=", Id(e.session)); }
   std::string operator()(const event::StreamOpened& e) const {
     return absl::StrCat("open s=", Id(e.session), " step=", e.weights_step, " have=", Listed(e.weights_received));
   }
