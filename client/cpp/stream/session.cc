@@ -21,13 +21,19 @@ constexpr absl::Duration kServerTimeout = absl::Seconds(10);
 // Of a daemon that is to hear that a stream was cancelled: how long it may take, and how often it is asked.
 constexpr absl::Duration kLeaving = absl::Seconds(5), kLeavingGlance = absl::Milliseconds(10);
 
-v1::AttachRequest Request(const AttachOptions& options) {
+// Who asks.
+v1::AttachRequest OfRank(const AttachOptions& options) {
   v1::AttachRequest request;
   request.set_run_id(options.run_id);
   request.set_rank(options.rank);
   request.set_world(options.world);
   request.set_protocol_min(kProtocolMin);
   request.set_protocol_max(kProtocolMax);
+  return request;
+}
+
+v1::AttachRequest Request(const AttachOptions& options) {
+  v1::AttachRequest request = OfRank(options);
   request.add_features("held_whole");
   request.set_client_version("ballast-cpp/" BALLAST_CLIENT_VERSION);
   *request.mutable_coverage() = CoverageOf(options.shards);
@@ -123,12 +129,7 @@ absl::StatusOr<v1::AttachResponse> ResumeSession(Connection& connection, const A
 
 absl::Status KeepAlive(Connection& connection, const AttachOptions& options, const std::string& token,
                        grpc::ClientContext* context) {
-  v1::AttachRequest request;
-  request.set_run_id(options.run_id);
-  request.set_rank(options.rank);
-  request.set_world(options.world);
-  request.set_protocol_min(kProtocolMin);
-  request.set_protocol_max(kProtocolMax);
+  v1::AttachRequest request = OfRank(options);
   request.set_session_token(token);
   request.set_keepalive(true);
   v1::AttachResponse response;
