@@ -84,14 +84,20 @@ def rank_of(options: Mapping[str, Any]) -> Rank:
     )
 
 
+# What an optimizer wants that was made before torch.distributed was initialized.
+MAKE_IT_LATER = (
+    "make it after init_process_group() of torch.distributed (HF Trainer and TRL: after TrainingArguments(...); Accelerate: after "
+    "Accelerator()), or give rank= and world="
+)
+
+
 def _refuse_too_early() -> None:
     """Rejected if a launcher has started several processes, and torch.distributed does not know of them yet."""
     if torch.distributed.is_available() and launched() > 1:
         raise Rejected(
             f"{launched()} processes (WORLD_SIZE) were launched, and torch.distributed is not initialized, so that the optimizer, "
-            "which decides when it is made, would be rank 0 of 1 in each of them: make it after init_process_group() of "
-            "torch.distributed (HF Trainer and TRL: after TrainingArguments(...); Accelerate: after Accelerator()), or give rank= "
-            "and world=; world=1 and a run= of its own where each process trains alone",
+            f"which decides when it is made, would be rank 0 of 1 in each of them: {MAKE_IT_LATER}; "
+            "world=1 and a run= of its own where each process trains alone",
             "FAILED_PRECONDITION",
         )
 

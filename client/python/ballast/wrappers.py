@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ballast import _core
 from ballast.errors import Rejected
 from ballast.patch import Patch
-from ballast.rank import Rank
+from ballast.rank import MAKE_IT_LATER, Rank
 from ballast.reducer import SilentReducer
 from ballast.weight_codes import give_weights_back
 
@@ -129,11 +129,7 @@ def _check_world(module: DDP, trainer: Trainer) -> None:
     if rank.world_given:
         fix = "Give rank= and world= as they are in that group, and each group a run of its own; or leave process_group= out"
     else:
-        fix = (
-            "That is the default, for torch.distributed was not initialized when the optimizer was made: make it after "
-            "init_process_group() (HF Trainer and TRL: after TrainingArguments(...); Accelerate: after Accelerator()), or give "
-            "rank= and world="
-        )
+        fix = f"That is the default, for torch.distributed was not initialized when the optimizer was made: {MAKE_IT_LATER}"
     raise Rejected(
         f"a DistributedDataParallel module's process group has {size} ranks, and the run has world={rank.world}: the "
         f"daemon takes the mean over all ranks of the run. {fix}",
