@@ -31,6 +31,13 @@ Training TwoRanks(bool staged) {
   return training;
 }
 
+// A rank trains to step `last` and leaves.
+void TrainAndLeave(const Daemons& daemons, const Training& training, int last) {
+  PartsRank rank(daemons.addresses(), training, 0);
+  ASSERT_EQ(rank.Join(), absl::OkStatus());
+  rank.Train(1, last);
+}
+
 // Rank 1 by a client of its own on each daemon, so that it can be lost between them.
 class TornRank {
  public:
@@ -277,11 +284,7 @@ TEST(PartsRecoveryTest, WhereNoStepIsOnAllDaemonsEachIsNamed) {
 TEST(PartsRecoveryTest, ADaemonThatHasLostItsPartIsNamed) {
   const Training training{.spec = DozenTensors(), .steps = 2};
   Daemons daemons(2);
-  {
-    PartsRank rank(daemons.addresses(), training, 0);
-    ASSERT_EQ(rank.Join(), absl::OkStatus());
-    rank.Train(1, 2);
-  }
+  ASSERT_NO_FATAL_FAILURE(TrainAndLeave(daemons, training, 2));
   ASSERT_TRUE(OpenClient(daemons[1].address())->DeleteRun("dozen", /*force=*/true).ok());
   PartsRank rank(daemons.addresses(), training, 0);
   const absl::Status joined = rank.Join();
@@ -294,11 +297,7 @@ TEST(PartsRecoveryTest, ADaemonThatHasLostItsPartIsNamed) {
 TEST(PartsRecoveryTest, ARunThatHasLostAPartIsNotShownAsWhole) {
   const Training training{.spec = DozenTensors(), .steps = 2};
   Daemons daemons(2);
-  {
-    PartsRank rank(daemons.addresses(), training, 0);
-    ASSERT_EQ(rank.Join(), absl::OkStatus());
-    rank.Train(1, 2);
-  }
+  ASSERT_NO_FATAL_FAILURE(TrainAndLeave(daemons, training, 2));
   const auto all = OpenClient(daemons.addresses());
   EXPECT_EQ(all->ListRuns()->runs(0).parts(), 0u) << "it is the whole run";
   EXPECT_EQ(OpenClient(daemons[0].address())->ListRuns()->runs(0).parts(), 2u);
@@ -318,11 +317,7 @@ TEST(PartsRecoveryTest, DaemonsThatAreAtDifferentStepsAreToldWhileNobodyTrains) 
   const Training training = WithSnapshots();
   Daemons daemons(2);
   const auto all = OpenClient(daemons.addresses());
-  {
-    PartsRank rank(daemons.addresses(), training, 0);
-    ASSERT_EQ(rank.Join(), absl::OkStatus());
-    rank.Train(1, 7);
-  }
+  ASSERT_NO_FATAL_FAILURE(TrainAndLeave(daemons, training, 7));
   EXPECT_EQ(all->GetRun("dozen")->status().failure(), "");
   RewindOne(daemons[1], 4);
   const v1::RunStatus status = all->GetRun("dozen")->status();
@@ -333,11 +328,7 @@ TEST(PartsRecoveryTest, DaemonsThatAreAtDifferentStepsAreToldWhileNobodyTrains) 
 TEST(PartsRecoveryTest, APartIsDeletedAloneByForceAndTheRestByAllDaemons) {
   const Training training{.spec = DozenTensors(), .steps = 2};
   Daemons daemons(2);
-  {
-    PartsRank rank(daemons.addresses(), training, 0);
-    ASSERT_EQ(rank.Join(), absl::OkStatus());
-    rank.Train(1, 2);
-  }
+  ASSERT_NO_FATAL_FAILURE(TrainAndLeave(daemons, training, 2));
   const auto alone = OpenClient(daemons[1].address()), all = OpenClient(daemons.addresses());
   const absl::Status refused = alone->DeleteRun("dozen", /*force=*/false).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
