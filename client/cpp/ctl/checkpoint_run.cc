@@ -1,7 +1,7 @@
 #include <chrono>
 #include <future>
+#include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -16,24 +16,22 @@ namespace {
 
 constexpr std::chrono::seconds kBetweenLooks(2);
 
-// What the open step awaits; empty: nothing that is known.
-std::string WaitText(Client& client, const std::string& run_id) {
-  const auto run = client.GetRun(run_id);
-  if (!run.ok() || run->status().awaited().empty()) return "";
+// Of the open step.
+std::string WaitText(const v1::RunStatus& run) {
   std::vector<std::string> ranks;
-  for (const v1::AwaitedRank& rank : run->status().awaited()) ranks.push_back(AwaitedText(rank));
-  return absl::StrCat("waiting for step ", run->status().step() + 1, " to close: ", absl::StrJoin(ranks, "; "));
+  for (const v1::AwaitedRank& rank : run.awaited()) ranks.push_back(AwaitedText(rank));
+  return absl::StrCat("waiting for step ", run.step() + 1, " to close: ", absl::StrJoin(ranks, "; "));
 }
 
 // Says to `err` what it waits for, where that takes long: once for each step.
 absl::StatusOr<v1::CheckpointResponse> Write(Client& client, const std::string& run_id, std::ostream& err) {
   auto written = std::async(std::launch::async, [&] { return client.Checkpoint(run_id); });
-  std::string said;
+  std::optional<uint64_t> told_after;  // which closed step
   while (written.wait_for(kBetweenLooks) != std::future_status::ready) {
-    const std::string text = WaitText(client, run_id);
-    const std::string step = text.substr(0, text.find(':'));
-    if (!text.empty() && step != said) err << Visible(text) << std::endl;
-    said = step;
+    const auto run = client.GetRun(run_id);
+    if (!run.ok() || run->status().awaited().empty() || told_after == run->status().step()) continue;
+    err << Visible(WaitText(run->status())) << std::endl;
+    told_after = run->status().step();
   }
   return written.get();
 }

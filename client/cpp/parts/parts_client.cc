@@ -12,6 +12,32 @@
 #include "client/cpp/parts/merge.h"
 
 namespace ballast {
+namespace {
+
+absl::Status PartIsLost(const std::string& run_id, const std::string& daemon, const std::string& other, uint64_t step) {
+  return absl::FailedPreconditionError(
+      absl::StrCat("the daemon at ", daemon, " does not have its part of run '", run_id, "' any more, and the one at ",
+                   other, " has closed step ", step,
+                   ": bring a checkpoint of it back there (ballastctl restore with --from, to that daemon alone), or "
+                   "delete the run on all and begin with weights that you have"));
+}
+
+// While nobody trains: between two steps of trainers daemons may differ for a moment.
+void TellSteps(absl::Span<const v1::RunStatus> statuses, absl::Span<const std::string> names, v1::RunStatus* whole) {
+  bool same = true, trained = false;
+  std::vector<std::string> each;
+  for (size_t part = 0; part < statuses.size(); ++part) {
+    same = same && statuses[part].step() == statuses[0].step();
+    trained = trained || !statuses[part].ranks().empty();
+    each.push_back(absl::StrCat(names[part], " at ", statuses[part].step()));
+  }
+  if (same || trained || !whole->failure().empty()) return;
+  whole->set_failure(absl::StrCat("its daemons are at different steps, ", absl::StrJoin(each, ", "),
+                                  ": its trainers bring them to one that all have, when they attach"));
+}
+
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<Client>> PartsClient::Connect(ClientOptions options, std::vector<std::string> servers) {
   auto daemons = AllOrError(ForAll(static_cast<uint32_t>(servers.size()),
                                    [&](uint32_t part) {
@@ -55,15 +81,6 @@ absl::StatusOr<std::vector<v1::GetRunResponse>> PartsClient::AskRuns(const std::
   return AllOrError(std::move(runs), names_);
 }
 
-absl::Status PartsClient::PartIsLost(const std::string& run_id, const std::string& daemon, uint32_t other,
-                                     uint64_t step) const {
-  return absl::FailedPreconditionError(
-      absl::StrCat("the daemon at ", daemon, " does not have its part of run '", run_id, "' any more, and the one at ",
-                   names_[other], " has closed step ", step,
-                   ": bring a checkpoint of it back there (ballastctl restore with --from, to that daemon alone), or "
-                   "delete the run on all and begin with weights that you have"));
-}
-
 absl::Status PartsClient::CheckNoneLost(const std::string& run_id,
                                         absl::Span<const absl::StatusOr<v1::GetRunResponse>> runs) const {
   const auto has = [](const absl::StatusOr<v1::GetRunResponse>& run) { return run.ok() && run->status().step() > 0; };
@@ -73,7 +90,8 @@ absl::Status PartsClient::CheckNoneLost(const std::string& run_id,
     if (!absl::IsNotFound(runs[part].status())) continue;
     const auto stored = daemons_[part]->ListCheckpoints(run_id);
     if (stored.ok() && !stored->checkpoints().empty()) continue;  // whoever attaches has it read back
-    return PartIsLost(run_id, names_[part], static_cast<uint32_t>(other - runs.begin()), (*other)->status().step());
+    return PartIsLost(run_id, names_[part], names_[static_cast<size_t>(other - runs.begin())],
+                      (*other)->status().step());
   }
   return absl::OkStatus();
 }
@@ -115,7 +133,7 @@ absl::StatusOr<v1::GetRunResponse> PartsClient::GetRun(const std::string& run_id
   }
   v1::GetRunResponse merged;
   *merged.mutable_status() = MergeStatuses(statuses, whole->placement, whole->staged());
-  TellSteps(statuses, merged.mutable_status());
+  TellSteps(statuses, names_, merged.mutable_status());
   if (merged.status().has_durability()) {
     const uint64_t durable = DurableStep(whole->spec, statuses);
     merged.mutable_status()->mutable_durability()->set_durable_step(durable);
@@ -129,20 +147,6 @@ absl::StatusOr<v1::GetRunResponse> PartsClient::GetRun(const std::string& run_id
   return merged;
 }
 
-// While nobody trains: between two steps of trainers daemons may differ for a moment.
-void PartsClient::TellSteps(absl::Span<const v1::RunStatus> statuses, v1::RunStatus* whole) const {
-  bool same = true, trained = false;
-  std::vector<std::string> each;
-  for (uint32_t part = 0; part < parts(); ++part) {
-    same = same && statuses[part].step() == statuses[0].step();
-    trained = trained || !statuses[part].ranks().empty();
-    each.push_back(absl::StrCat(names_[part], " at ", statuses[part].step()));
-  }
-  if (same || trained || !whole->failure().empty()) return;
-  whole->set_failure(absl::StrCat("its daemons are at different steps, ", absl::StrJoin(each, ", "),
-                                  ": its trainers bring them to one that all have, when they attach"));
-}
-
 // Runs of which each daemon has a part are one; others are as their daemon has them. Where a part is lost, the first of those
 // that are left says so.
 absl::StatusOr<v1::ListRunsResponse> PartsClient::ListRuns() {
@@ -152,8 +156,10 @@ absl::StatusOr<v1::ListRunsResponse> PartsClient::ListRuns() {
   std::set<std::string> seen;
   for (v1::ListRunsResponse& list : *lists) {
     for (v1::RunStatus& run : *list.mutable_runs()) {
-      if (run.parts() == parts() && !seen.insert(run.run_id()).second) continue;
-      if (run.parts() == parts()) OfWhole(&run);
+      if (run.parts() == parts()) {
+        if (!seen.insert(run.run_id()).second) continue;
+        OfWhole(&run);
+      }
       *whole.add_runs() = std::move(run);
     }
   }
@@ -252,7 +258,7 @@ absl::Status PartsClient::CheckCreated(const std::string& run_id,
     const auto run = daemons_[part]->GetRun(run_id);
     if (!run.ok()) return NamedBy(names_[part], run.status());
     if (run->status().step() == 0) continue;
-    return PartIsLost(run_id, anew, part, run->status().step());
+    return PartIsLost(run_id, anew, names_[part], run->status().step());
   }
   return absl::OkStatus();
 }

@@ -126,8 +126,6 @@ class PartsClient final : public Client {
   absl::StatusOr<std::vector<v1::GetRunResponse>> AskRuns(const std::string& run_id) const;
   absl::Status CheckNoneLost(const std::string& run_id,
                              absl::Span<const absl::StatusOr<v1::GetRunResponse>> runs) const;
-  absl::Status PartIsLost(const std::string& run_id, const std::string& daemon, uint32_t other, uint64_t step) const;
-  void TellSteps(absl::Span<const v1::RunStatus> statuses, v1::RunStatus* whole) const;
   // Of a part, in place: what all say of the run.
   void OfWhole(v1::RunStatus* run);
   // Takes the specs out of what each daemon says of the run.

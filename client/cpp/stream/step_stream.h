@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -169,8 +170,11 @@ class StepStream {
   // Tells the daemon that this process lives, until the client is closed: a rewind has ended the session, and the trainer
   // may come back much later.
   void KeepAlive(absl::Duration every) ABSL_LOCKS_EXCLUDED(mu_);
-  // As KeepAlive of session.h, once, within so long. CANCELLED: the client is being closed.
-  absl::Status SayAlive(absl::Duration within) ABSL_LOCKS_EXCLUDED(mu_);
+  // What `ask` answers, given the session's token, within so long; closing the client cancels it. CANCELLED: it is being
+  // closed.
+  absl::Status Ask(absl::Duration within,
+                   absl::FunctionRef<absl::Status(const std::string& token, grpc::ClientContext* context)> ask)
+      ABSL_LOCKS_EXCLUDED(mu_);
   // Adds what a person needs to know, if there is more to say.
   absl::Status Explain(const absl::Status& why) const;
   absl::StatusOr<v1::AttachResponse> AskOnce(absl::Duration timeout);
@@ -237,7 +241,7 @@ class StepStream {
   CreditWindow credit_ ABSL_GUARDED_BY(mu_);
 
   std::shared_ptr<Call> call_ ABSL_GUARDED_BY(mu_);                   // to write to and to cancel
-  std::shared_ptr<grpc::ClientContext> asking_ ABSL_GUARDED_BY(mu_);  // of a resuming Attach
+  std::shared_ptr<grpc::ClientContext> asking_ ABSL_GUARDED_BY(mu_);  // of Ask
   bool attach_again_ ABSL_GUARDED_BY(mu_) = false;                    // the next one is AttachAgain's
   std::optional<v1::AttachResponse> attached_again_ ABSL_GUARDED_BY(mu_);
   bool open_ ABSL_GUARDED_BY(mu_) = false;  // Opened came and the stream has not ended

@@ -57,13 +57,17 @@ void StepStream::Read(v1::AttachResponse grant) {
 }
 
 void StepStream::KeepAlive(absl::Duration every) {
-  for (absl::Status said; said.ok() || MayPass(said); said = SayAlive(every)) {
+  const auto say = [this](const std::string& token, grpc::ClientContext* context) {
+    return ballast::KeepAlive(connection_, options_, token, context);
+  };
+  for (absl::Status said; said.ok() || MayPass(said); said = Ask(every, say)) {
     absl::MutexLock lock(&mu_);
     if (mu_.AwaitWithTimeout(absl::Condition(&leaving_), every)) return;
   }
 }
 
-absl::Status StepStream::SayAlive(absl::Duration within) {
+absl::Status StepStream::Ask(absl::Duration within,
+                             absl::FunctionRef<absl::Status(const std::string&, grpc::ClientContext*)> ask) {
   auto context = std::make_shared<grpc::ClientContext>();
   std::string token;
   {
@@ -73,10 +77,10 @@ absl::Status StepStream::SayAlive(absl::Duration within) {
     token = token_;
   }
   context->set_deadline(absl::ToChronoTime(absl::Now() + within));
-  const absl::Status said = ballast::KeepAlive(connection_, options_, token, context.get());
+  const absl::Status answer = ask(token, context.get());
   absl::MutexLock lock(&mu_);
   asking_ = nullptr;
-  return said;
+  return answer;
 }
 
 // Explains that the session has ended although no other process took the rank over: a trainer started again takes it.
@@ -352,21 +356,19 @@ absl::StatusOr<v1::AttachResponse> StepStream::Resume(const absl::Status& why) {
 }
 
 absl::StatusOr<v1::AttachResponse> StepStream::AskOnce(absl::Duration timeout) {
-  auto context = std::make_shared<grpc::ClientContext>();
-  std::string token;
   bool again = false;
   {
     absl::MutexLock lock(&mu_);
-    if (leaving_) return absl::CancelledError("the client was closed");
-    asking_ = context;
-    token = token_;
     again = attach_again_;
   }
-  context->set_deadline(absl::ToChronoTime(absl::Now() + (again ? kDigestTimeout : timeout)));
-  auto grant = ResumeSession(connection_, options_, token, /*want_digests=*/again, context.get());
+  absl::StatusOr<v1::AttachResponse> grant;
+  const auto resume = [&](const std::string& token, grpc::ClientContext* context) {
+    grant = ResumeSession(connection_, options_, token, /*want_digests=*/again, context);
+    return grant.status();
+  };
+  if (absl::Status s = Ask(again ? kDigestTimeout : timeout, resume); !s.ok()) return s;
+  if (!again) return grant;
   absl::MutexLock lock(&mu_);
-  asking_ = nullptr;
-  if (!again || !grant.ok()) return grant;
   attach_again_ = false;
   attached_again_ = *grant;
   return grant;
