@@ -106,7 +106,9 @@ struct AttachOptions {
   uint32_t rank = 0;
   uint32_t world = 1;     // at most the run's ranks; the same number on every rank
   bool takeover = false;  // fence a live session that holds the rank
-  double wait_s = 12;     // how long to wait for a lost predecessor's lease to run out; 0 = fail at once
+  // How long to wait for a lost predecessor's lease to run out. Before that as long, but at most 10 s, for the daemon to notice that
+  // a predecessor has ended that it takes for alive. 0: fail at once.
+  double wait_s = 12;
   TransportChoice transport = TransportChoice::kAuto;
   // The GPU on which the trainer computes, torch's cuda:N of this process. Gradients that are pushed may lie in its memory, and
   // are complete then (what was to write them is done); so may weights that are bound, which nothing reads while they come.

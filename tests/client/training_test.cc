@@ -65,7 +65,7 @@ TEST(TrainingTest, ALiveRankIsTakenOverOnlyOnRequest) {
   LeastSquares problem, other;
   const auto first = QuietClient(daemon.address()), second = QuietClient(daemon.address());
   ASSERT_TRUE(problem.Join(*first).ok());
-  const absl::Status taken = other.Join(*second).status();
+  const absl::Status taken = other.Join(*second, {.run_id = "least-squares", .wait_s = 0}).status();
   EXPECT_EQ(taken.code(), absl::StatusCode::kAlreadyExists);
   EXPECT_THAT(std::string(taken.message()), HasSubstr("takeover=true"));
   ASSERT_TRUE(other.Join(*second, {.run_id = "least-squares", .takeover = true}).ok());

@@ -7,13 +7,15 @@ import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import ballast
-from ballast import _core
+from ballast import _core, runs
+from conftest import Program
 from daemon import Daemon
 from models import layered, same_bits, until, weights_of
 from proxy import Proxy
@@ -137,6 +139,50 @@ def test_a_connection_that_died_before_the_first_gradient_is_made_anew(run: str,
             optimizer.step()
             assert optimizer.last_result is not None and optimizer.last_result.applied
         assert proxy.connections == 2
+
+
+def killed_beside_its_fork(program: Callable[..., Program]) -> Program:
+    trainer = program("leaves_a_fork")
+    assert trainer.hear() == "forked"
+    trainer.send(signal.SIGKILL)
+    trainer.end()
+    return trainer
+
+
+# To the daemon it is alive until its pings are missed, or the fork ends.
+def test_a_killed_trainer_whose_fork_keeps_the_connection_is_followed_by_the_next(
+    run: str, adamw: AdamW, program: Callable[..., Program], capfd: pytest.CaptureFixture[str]
+) -> None:
+    killed = killed_beside_its_fork(program)
+    said: list[str] = []
+
+    def told() -> bool:
+        said.append(capfd.readouterr().err)
+        return f"of run '{run}' is held by" in "".join(said)
+
+    with ThreadPoolExecutor() as pool:
+        connected = pool.submit(adamw, layered(seed=1).named_parameters(), weights="server")
+        until(told)
+        killed.go_on()
+        assert connected.result().run_status().step == 1
+
+
+def test_a_run_is_started_over_whose_killed_trainers_fork_keeps_the_connection(
+    adamw: AdamW, program: Callable[..., Program], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = killed_beside_its_fork(program)
+    looks, connected = [], runs._connected
+
+    def ends_the_fork(*whose: Any) -> bool:
+        looks.append(connected(*whose))
+        if looks[1:2] == [True] and len(looks) == 2:
+            killed.go_on()
+        return looks[-1]
+
+    monkeypatch.setattr(runs, "_connected", ends_the_fork)
+    optimizer = adamw(layered(seed=1).named_parameters(), start_over=True)
+    assert not optimizer.connect()
+    assert looks[:2] == [True, True] and optimizer.run_status().step == 0
 
 
 def test_a_second_trainer_is_refused_and_may_take_over(adamw: AdamW, run: str) -> None:

@@ -53,6 +53,19 @@ def torn(server: str, run: str) -> None:
     threading.Event().wait()
 
 
+def leaves_a_fork(server: str, run: str) -> None:
+    """Makes a step, and has a fork that keeps its connection open, as a DataLoader's worker does, until a line comes."""
+    layers = layered(seed=1)
+    optimizer = ballast.AdamW(layers.named_parameters(), server=server, run=run, transport="grpc")
+    layers(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+    if os.fork() == 0:
+        say("forked")
+        hear()
+        os._exit(0)
+    threading.Event().wait()
+
+
 def interrupted(server: str, run: str) -> None:
     """Is interrupted while it waits in step(), and waits on."""
     layers = layered(seed=1)

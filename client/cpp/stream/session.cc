@@ -1,8 +1,10 @@
 #include "client/cpp/stream/session.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "proto/nccl/nccl.h"
 #include "proto/protocol_version.h"
@@ -18,8 +20,10 @@ namespace {
 constexpr absl::Duration kAttachTimeout = absl::Seconds(120);
 // Of a daemon that has just answered, and may be busy.
 constexpr absl::Duration kServerTimeout = absl::Seconds(10);
-// Of a daemon that is to hear that a stream was cancelled: how long it may take, and how often it is asked.
-constexpr absl::Duration kLeaving = absl::Seconds(5), kLeavingGlance = absl::Milliseconds(10);
+// How long the daemon may take a session for alive whose process has ended: its pings notice within 8 s that a machine is
+// gone, or that of a killed process only forks are left, which keep its socket open. And how often it is asked meanwhile.
+constexpr absl::Duration kUnheard = absl::Seconds(10), kFirstGlance = absl::Milliseconds(10),
+                         kLongestGlance = absl::Seconds(1);
 
 // Who asks.
 v1::AttachRequest OfRank(const AttachOptions& options) {
@@ -52,6 +56,30 @@ absl::Status RankTaken(const AttachOptions& options, const absl::Status& status)
 
 // Whether the daemon takes a session for alive; one whose connection was lost has a lease, whose end it tells.
 bool Live(const absl::Status& status) { return absl::IsAlreadyExists(status) && !RetryAfter(status); }
+
+// The waits for a daemon to hear that the process has ended whose session it takes for alive.
+class UnheardEnd {
+ public:
+  UnheardEnd(Connection& connection, const AttachOptions& options, bool own)
+      : connection_(connection), ends_(SteadyNow() + std::min(kUnheard, absl::Seconds(options.wait_s))), told_(own) {}
+
+  // Waits, and returns true when it is to be asked again.
+  bool Again(const absl::Status& held) {
+    if (SteadyNow() >= ends_) return false;
+    if (!std::exchange(told_, true)) {
+      connection_.Log(
+          absl::StrFormat("%s; waiting up to %.3g s, in case its process has ended and the daemon has yet to notice",
+                          held.message(), absl::ToDoubleSeconds(ends_ - SteadyNow())));
+    }
+    return connection_.Sleep(std::exchange(glance_, std::min(2 * glance_, kLongestGlance)));
+  }
+
+ private:
+  Connection& connection_;
+  const absl::Time ends_;
+  absl::Duration glance_ = kFirstGlance;
+  bool told_;  // to people; of an end of the caller's own nothing is said
+};
 
 absl::Status StepTooLong(const AttachOptions& options, const absl::Status& status) {
   return absl::UnavailableError(absl::StrCat(
@@ -92,7 +120,7 @@ google::protobuf::RepeatedPtrField<v1::TensorCoverage> CoverageOf(const Shards& 
   return coverage;
 }
 
-absl::StatusOr<v1::AttachResponse> TakeRank(Connection& connection, const AttachOptions& options, bool leaving) {
+absl::StatusOr<v1::AttachResponse> TakeRank(Connection& connection, const AttachOptions& options, bool own) {
   v1::AttachRequest request = Request(options);
   request.set_spec_sha256(options.spec_sha256);
   request.set_takeover(options.takeover);
@@ -100,7 +128,7 @@ absl::StatusOr<v1::AttachResponse> TakeRank(Connection& connection, const Attach
   if (auto s = CheckText(request); !s.ok()) return s;
   Retry retry(connection, absl::StrCat("attaching as rank ", options.rank, " of run '", options.run_id, "'"),
               {.lease = absl::Seconds(options.wait_s), .step = absl::Seconds(options.join_timeout_s)});
-  const absl::Time left_by = leaving ? SteadyNow() + std::min(kLeaving, absl::Seconds(options.wait_s)) : SteadyNow();
+  UnheardEnd unheard(connection, options, own);
   for (;;) {
     grpc::ClientContext context;
     context.set_deadline(absl::ToChronoTime(absl::Now() + kAttachTimeout));
@@ -109,7 +137,10 @@ absl::StatusOr<v1::AttachResponse> TakeRank(Connection& connection, const Attach
     if (status.ok()) return response;
     if (!options.awaits_step && absl::IsUnavailable(status) && RetryAfter(status)) return status;
     if (retry.Again(status)) continue;
-    if (Live(status) && SteadyNow() < left_by && connection.Sleep(kLeavingGlance)) continue;
+    if (Live(status) && unheard.Again(status)) {
+      retry.LeaseBegins();
+      continue;
+    }
     if (absl::IsAlreadyExists(status)) return RankTaken(options, status);
     const bool waited = absl::IsUnavailable(status) && RetryAfter(status) && !retry.interrupted();
     return waited ? StepTooLong(options, status) : retry.Explain(status);

@@ -18,12 +18,12 @@ namespace ballast {
 // What a rank that holds these shards contributes to and receives, as the wire says it.
 google::protobuf::RepeatedPtrField<v1::TensorCoverage> CoverageOf(const Shards& shards);
 
-// Takes the rank. Waits up to options.wait_s while a lost predecessor's lease holds it, and up to
+// Takes the rank. Waits up to options.wait_s while a lost predecessor's lease holds it, before that as long, but at most 10 s,
+// while the daemon takes the predecessor for alive, and up to
 // options.join_timeout_s while a step is open without it. Tries again while the connection is lost or the daemon is
 // busy, as Retry says. ALREADY_EXISTS says how to take over.
-// `leaving`: the caller's own last stream held the rank, and the daemon may not have heard of its end yet: it is given a
-// moment of that time for it.
-absl::StatusOr<v1::AttachResponse> TakeRank(Connection& connection, const AttachOptions& options, bool leaving = false);
+// `own`: the caller's own last stream held the rank.
+absl::StatusOr<v1::AttachResponse> TakeRank(Connection& connection, const AttachOptions& options, bool own = false);
 
 // One attempt to get the session of `token` back. `context` is the caller's, with its deadline, so that it
 // can be cancelled.

@@ -45,6 +45,8 @@ class Retry {
   // Waits, and returns true when the call is to be made again. `failure`: as FromGrpc returned it. False at once, if
   // another attempt would not help or be too late; false also when the caller is interrupted.
   bool Again(const absl::Status& failure);
+  // Who holds the lease had it for good until now.
+  void LeaseBegins() { began_ = SteadyNow(); }
   // Something came since the last failure, so the connection was there, and may be lost for as long again.
   void Progress();
   // The last failure, for people.
@@ -62,7 +64,7 @@ class Retry {
   const std::string what_;
   const absl::Duration allowed_;  // without a connection
   const Waits waits_;
-  const absl::Time began_ = SteadyNow();
+  absl::Time began_ = SteadyNow();
   int attempts_ = 0;
   std::optional<absl::Time> lost_at_;  // since the last progress
   std::optional<absl::Time> busy_at_;  // likewise: when the daemon began to say so

@@ -67,26 +67,27 @@ class Membership:
         be started over and somebody trains in it."""
         client = self.connected()
         if self._rank.start_over and not self._started_over:
-            clear(client, self._rank.run)
+            clear(client, self._rank.run, known_alive=held_beside(self._rank, client) is not None)
             self._started_over = True  # what is there from now on is this trainer's own
         if description.sharded:
             description = replace(description, spec=self._spec_there(description.spec))
         try:
-            self._session = Session(client, self._rank, description)
+            self._session = Session(client, self._rank, description, wait_s=0.0)
         except Rejected as refused:
-            if refused.code != "ALREADY_EXISTS":
-                raise self._explained_beside(refused) from None
-            if not close_unreachable():
-                raise self._explained(refused) from None
-            self._session = Session(client, self._rank, description)  # by an optimizer that was forgotten
+            held = refused.code == "ALREADY_EXISTS"
+            forgotten = held and close_unreachable()  # an optimizer of this process held the rank, perhaps
+            explained = self._explained(refused)
+            if not held or (explained is not refused and not forgotten):
+                raise explained from None
+            self._session = Session(client, self._rank, description)
         self.note_restored()
         return self._session
 
-    def _explained(self, held: Rejected) -> Rejected:
+    def _explained(self, refused: Rejected) -> Rejected:
         """Why the rank is held, by another optimizer of this process, or by another process where a launcher has started several
-        and each took itself for the only one."""
-        held = self._explained_beside(held)
-        if self._rank.world_given or launched() == 1:
+        and each took itself for the only one; `refused` itself where neither is known."""
+        held = self._explained_beside(refused)
+        if held.code != "ALREADY_EXISTS" or self._rank.world_given or launched() == 1:
             return held
         return Rejected(
             f"{held}. {launched()} processes were launched (WORLD_SIZE), and torch.distributed was not initialized when the "

@@ -15,6 +15,8 @@ from ballast.tls import Tls, connect
 _CONNECT_S, _RECONNECT_S = 3.0, 15.0
 # How long a trainer that was lost may keep its place: the daemon's lease, 10 s unless it is configured otherwise.
 _LEASE_WAIT_S = 12.0
+# How long the daemon may take a trainer for alive whose process has ended, or whose machine is gone.
+_UNHEARD_S = 10.0
 _PAUSE_S = 0.25
 
 
@@ -47,11 +49,13 @@ def delete_run(
         client.close()
 
 
-def clear(client: _core.Client, run: str) -> None:
+def clear(client: _core.Client, run: str, known_alive: bool) -> None:
     """Deletes the run if there is one, to start over. Of a trainer that was lost the lease is awaited; Rejected if one is
-    connected, which goes on."""
+    connected, which goes on: at once where it is known to be alive, else after a while in which it may turn out to be lost.
+    """
+    connected_until = time.monotonic() + (0.0 if known_alive else _UNHEARD_S)
     deadline = time.monotonic() + _LEASE_WAIT_S
-    patience = Patience(lambda: f"waiting for the lease of the trainer that run '{run}' has lost")
+    patience = Patience(lambda: f"waiting for the trainer of run '{run}' that has just ended, and for its lease")
     while True:
         try:
             client.delete_run(run)
@@ -61,7 +65,11 @@ def clear(client: _core.Client, run: str) -> None:
                 return
             if refused.code != "FAILED_PRECONDITION":
                 raise
-            if _connected(client, run) or time.monotonic() > deadline:
+            now = time.monotonic()
+            connected = _connected(client, run)
+            if connected:
+                deadline = now + _LEASE_WAIT_S  # the lease begins when it is lost
+            if now > (connected_until if connected else deadline):
                 raise Rejected(
                     f"start_over=True: run '{run}' cannot be deleted, for somebody trains in it: {refused}. Stop that "
                     f"trainer, give another run, or delete it all the same: ballast.delete_run('{run}', force=True)",

@@ -47,9 +47,11 @@ class Session(Amending):
         description: Description,
         past: Session | None = None,
         spec_sha256: str | None = None,
+        wait_s: float = _LEASE_WAIT_S,
     ):
         """past: the session that the run was amended in; its tensors come first here, and its micro-batches go on. spec_sha256: the
-        description's, where the run has had it; None: the run is created, unless there is one."""
+        description's, where the run has had it; None: the run is created, unless there is one. wait_s: for who holds the rank;
+        0: Rejected at once, with ALREADY_EXISTS."""
         self.description = description
         self._client = client
         self._rank = rank
@@ -79,13 +81,13 @@ class Session(Amending):
         self._spec_sha256: str = spec_sha256 or client.create_run(description.spec)["spec_sha256"]
         earlier = past._known if past else {}
         self._known: dict[str, Description] = {**earlier, self._spec_sha256: description}  # by hash
-        self._attach_anew()
+        self._attach_anew(wait_s)
 
-    def _attach(self) -> None:
+    def _attach(self, wait_s: float = _LEASE_WAIT_S) -> None:
         rank, client = self._rank, self._client
         sharded = self.description.sharded
         shards = [None if b.shard is None else b.shard.wire for b in self._bindings] if sharded else None
-        wait_s, join_s, spec = _LEASE_WAIT_S, rank.join_timeout, self._spec_sha256
+        join_s, spec = rank.join_timeout, self._spec_sha256
         transport, ends = rank.transport if self._gpu is None else "shm", (self._gpu, rank.gradient_buffer_bytes)
         self._attached = False
         try:
@@ -110,11 +112,11 @@ class Session(Amending):
         if attached["last_result"] is not None:
             self.last_result = StepResult.from_fields(attached["last_result"], self._names)
 
-    def _attach_anew(self) -> None:
+    def _attach_anew(self, wait_s: float = _LEASE_WAIT_S) -> None:
         """As _attach(), again where the session has ended before its stream was there: rank 0 goes on meanwhile."""
         while True:
             with suppress(RunRewound):
-                return self._attach()
+                return self._attach(wait_s)
 
     def _by(self, description: Description, spec_sha256: str | None = None) -> Session:
         return Session(self._client, self._rank, description, self, spec_sha256)

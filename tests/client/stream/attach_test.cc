@@ -170,11 +170,33 @@ TEST(AttachTest, ADetachedClientMayAttachAgain) {
   EXPECT_TRUE(trainer.Attach().ok());
 }
 
-TEST(AttachTest, ALiveSessionIsRefusedAtOnceWithTheFix) {
+// The daemon has not heard of its end yet; then the lease begins.
+TEST(AttachTest, APredecessorThatSeemsAliveIsWaitedForAndThenItsWholeLease) {
+  FakeDaemon daemon;
+  for (int i = 0; i < 8; ++i) daemon.RefuseAttach({kTaken, 0});
+  daemon.RefuseAttach({kTaken, 2500});
+  Trainer trainer(daemon.address());
+  ASSERT_TRUE(trainer.client->Attach({.run_id = "r", .wait_s = 4}).ok());
+  EXPECT_EQ(daemon.seen().attaches.size(), 10u);
+  EXPECT_THAT(trainer.Lines(), ElementsAre(HasSubstr("in case its process has ended"), HasSubstr("waiting 2.5 s")));
+}
+
+TEST(AttachTest, APredecessorThatGoesOnIsWaitedForNoLongerThanAllowed) {
+  FakeDaemon daemon;
+  for (int i = 0; i < 100; ++i) daemon.RefuseAttach({kTaken, 0});
+  Trainer trainer(daemon.address());
+  const absl::Time began = absl::Now();
+  const auto attached = trainer.client->Attach({.run_id = "r", .wait_s = 0.5});
+  EXPECT_EQ(attached.status().code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_GE(absl::Now() - began, absl::Milliseconds(400));
+  EXPECT_LE(daemon.seen().attaches.size(), 10u) << "it is not pressed";
+}
+
+TEST(AttachTest, ALiveSessionIsRefusedWithTheFixAtOnceWhereNothingIsWaitedFor) {
   FakeDaemon daemon;
   daemon.RefuseAttach({kTaken, 0});
   Trainer trainer(daemon.address());
-  const absl::Status status = trainer.Attach();
+  const absl::Status status = trainer.client->Attach({.run_id = "r", .wait_s = 0}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kAlreadyExists);
   EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("rank 0 of run 'r'"), HasSubstr("takeover=true")));
   EXPECT_TRUE(trainer.Attach().ok()) << "a refused Attach leaves the client as it was";
