@@ -242,6 +242,8 @@ class RunRegistry {
   // In the metrics: of a run that cannot be restored.
   void ShowLost(const std::string& run_id, const absl::Status& why) const;
   absl::StatusOr<CreateRequest> RequestOf(const CheckpointReader& checkpoint) const;
+  // Of the newest checkpoint that says what run it is of; whether its planes can be read is seen later. None: there is none.
+  absl::StatusOr<std::optional<CreateRequest>> NewestRequest(const std::string& run_id) const;
   // A run that is, in memory, as a checkpoint says.
   struct Restored {
     std::shared_ptr<Run> run;

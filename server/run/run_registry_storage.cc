@@ -152,31 +152,33 @@ void RunRegistry::RestoreAll() {
   done.WaitForNotification();
 }
 
-absl::Status RunRegistry::RestoreFromDisk(const std::string& run_id) {
-  const auto opened = options_.storage->FolderOf(run_id);
-  if (!opened.ok()) {
-    ShowLost(run_id, opened.status());
-    return opened.status();
-  }
-  const RunFolder* const folder = opened->get();
+absl::StatusOr<std::optional<RunRegistry::CreateRequest>> RunRegistry::NewestRequest(const std::string& run_id) const {
+  ASSIGN_OR_RETURN(const std::shared_ptr<RunFolder> folder, options_.storage->FolderOf(run_id));
   ASSIGN_OR_RETURN(const std::vector<CheckpointEntry> entries, folder->List());
-  absl::Status why;
-  // The newest that says what run it is of; whether its planes can be read is seen later.
+  absl::Status damaged;
   for (auto entry = entries.rbegin(); entry != entries.rend(); ++entry) {
     if (!entry->counts()) continue;
     auto checkpoint = CheckpointReader::Open(options_.storage->fs(), folder->PathOf(*entry));
     auto request = checkpoint.ok() ? RequestOf(*checkpoint) : absl::StatusOr<CreateRequest>(checkpoint.status());
-    why = request.status();
-    if (absl::IsDataLoss(why)) continue;
-    if (!why.ok()) break;
-    if (request->spec.run_id != run_id) {
-      why = absl::FailedPreconditionError(absl::StrCat(checkpoint->folder(), " is of run '", request->spec.run_id,
-                                                       "': give the folder ", folder->path(), " that name"));
-      break;
+    if (absl::IsDataLoss(request.status())) {
+      damaged = request.status();
+      continue;
     }
-    why = CreateNow(*std::move(request)).status();
+    RETURN_IF_ERROR(request.status());
+    if (request->spec.run_id == run_id) return *std::move(request);
+    return absl::FailedPreconditionError(absl::StrCat(checkpoint->folder(), " is of run '", request->spec.run_id,
+                                                      "': give the folder ", folder->path(), " that name"));
+  }
+  RETURN_IF_ERROR(damaged);
+  return std::nullopt;
+}
+
+absl::Status RunRegistry::RestoreFromDisk(const std::string& run_id) {
+  auto request = NewestRequest(run_id);
+  absl::Status why = request.status();
+  if (request.ok() && *request) {
+    why = CreateNow(**std::move(request)).status();
     if (absl::IsDataLoss(why)) return why;  // the run has counted it
-    break;
   }
   if (!why.ok()) ShowLost(run_id, why);
   return why;

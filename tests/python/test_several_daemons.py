@@ -254,3 +254,17 @@ def test_a_part_is_not_deleted_alone(daemons: Daemons) -> None:
     assert refused.returncode == 1 and "delete this part alone with force" in refused.stderr
     assert ballast.delete_run(RUN, server=servers[1], force=True) > 0
     assert ballast.delete_run(RUN, server=daemons.server) > 0
+
+
+def test_a_part_that_is_on_the_disk_is_not_deleted_alone(tmp_path: Path) -> None:
+    with Daemons(COUNT, storage=tmp_path) as daemons:
+        training = training_on(daemons.server)
+        training.steps(1)
+        training.optimizer.close()
+        assert ballast.delete_run(RUN, server=daemons.server, keep_checkpoints=True) > 0
+        servers = daemons.server.split(",")
+        with pytest.raises(ballast.Rejected, match=f"part 1 of {COUNT} of run '{RUN}'.*name all daemons"):
+            ballast.delete_run(RUN, server=servers[1])
+        assert ballast.delete_run(RUN, server=servers[1], force=True) == 0
+        ballast.delete_run(RUN, server=daemons.server, force=True)
+        assert not any((folder / "runs" / RUN).exists() for folder in tmp_path.iterdir())
