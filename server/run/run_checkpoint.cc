@@ -99,7 +99,9 @@ void Run::Restore(const CheckpointReader& checkpoint, const std::function<void()
   const auto brought = Read(checkpoint, progress);
   if (!brought.ok()) return done(brought.status());
   Rewind({.to_step = step, .reason = "restore", .brought = brought->id},
-         [this, id = brought->id, done = std::move(done)](absl::StatusOr<Rewound> rewound) mutable {
+         [this, id = brought->id, folder = checkpoint.folder(),
+          done = std::move(done)](absl::StatusOr<Rewound> rewound) mutable {
+           if (rewound.ok()) board_.Write([&](RunStatus& s) { s.durability->restored = folder; });
            // The run is not there, and goes on as it was: nor may another rewind lead there.
            if (!rewound.ok() && !ended_) snapshots().Unpin(id);
            done(std::move(rewound));

@@ -105,4 +105,5 @@ def test_a_whole_one_takes_the_place_of_the_oldest_snapshot(tmp_path: Path) -> N
         train_and_keep(daemon, 10, 20, 30, 40)
         assert "is back at step 10" in done(daemon, "restore", RUN, "--step", 10)
         assert snapshots(daemon) == [10]
+        assert runs_of(daemon.server)[0]["durability"]["restored"].endswith("-step-10")
         daemon.kill()
