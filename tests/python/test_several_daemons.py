@@ -3,6 +3,7 @@ a run on one daemon makes, to the bit."""
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -240,6 +241,17 @@ def test_a_rank_waits_while_the_daemons_are_changed_one_after_another() -> None:
     client, rank = SimpleNamespace(get_run=get_run), SimpleNamespace(run=RUN, number=1)
     await_change(client, rank, "a,b", whole=lambda: whole.pop(0))  # type: ignore[arg-type]
     assert not looks and not whole
+
+
+def test_a_part_that_is_gone_is_told_once() -> None:
+    with Daemons(COUNT) as daemons:
+        training = training_on(daemons.server)
+        training.steps(1)
+        daemons.restart(1)
+        with pytest.raises(ballast.Rejected, match=f"does not have its part of run '{RUN}' any more") as told:
+            training_on(daemons.server)
+        assert "During handling" not in "".join(traceback.format_exception(told.value))
+        training.optimizer.close()
 
 
 def test_a_part_is_not_deleted_alone(daemons: Daemons) -> None:

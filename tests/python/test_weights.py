@@ -142,7 +142,7 @@ def test_weights_client_is_refused_after_the_first_step(adamw: AdamW) -> None:
     train(model, optimizer)
     optimizer.close()
     late = adamw(model.named_parameters(), weights="client")
-    with pytest.raises(ballast.Rejected, match="is at step 2: weights can be uploaded before its first step only"):
+    with pytest.raises(ballast.Rejected, match="is at step 1: weights can be uploaded before its first step only"):
         train(model, late)
 
 

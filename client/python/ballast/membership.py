@@ -140,7 +140,10 @@ class Membership:
             return None
         if not self._is_there():  # on the daemon's disk alone: the refusal has said why it stays there
             return None
-        spec: dict[str, Any] = self.connected().get_run(self._rank.run)["spec"]
+        try:
+            spec: dict[str, Any] = self.connected().get_run(self._rank.run)["spec"]
+        except Rejected:  # of several daemons one has no part of it: likewise
+            return None
         return spec
 
     def join_to_follow(self, description: Description, follow: Mapping[str, Any] | None) -> Session:

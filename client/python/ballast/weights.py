@@ -181,7 +181,7 @@ class Weights:
         if self._client.step > 1:
             lacks = ". It lacks those of what was added: load_state_dict() of a checkpoint sends them"
             raise Rejected(
-                f"run '{self._rank.run}' is at step {self._client.step}: weights can be uploaded before its first step only; "
+                f"run '{self._rank.run}' is at step {self._client.step - 1}: weights can be uploaded before its first step only; "
                 f"take the daemon's with weights='server', or give another run{'' if self._loaded else lacks}",
                 "FAILED_PRECONDITION",
             )
