@@ -90,6 +90,20 @@ def test_adam_with_the_decay_of_adamw_is_refused(make: Callable[..., Any]) -> No
         make(ballast.Adam, [parameter(1)]).load_state_dict(theirs)
 
 
+def test_adamw_with_the_decay_of_adam_is_refused(adamw: AdamW) -> None:
+    """Where there is any: without, the two are one."""
+    with pytest.raises(ballast.Rejected, match="^decoupled_weight_decay=False.*write ballast.Adam in place"):
+        adamw([{"params": [parameter(1)], "decoupled_weight_decay": False}])
+    w = parameter(1)
+    optimizer = adamw([w], weight_decay=0.0)
+    optimizer.param_groups[0]["decoupled_weight_decay"] = False
+    w.sum().backward()
+    optimizer.step()
+    optimizer.param_groups[0]["weight_decay"] = 0.1
+    with pytest.raises(ballast.Rejected, match="write ballast.Adam in place of AdamW"):
+        w.sum().backward()
+
+
 def test_a_rule_that_torch_lacks_has_only_its_own_arguments(make: Callable[..., Any]) -> None:
     with pytest.raises(TypeError, match=r"Lion\(\) got an unexpected keyword argument 'fused'"):
         make(ballast.Lion, [parameter(1)], fused=True)

@@ -14,6 +14,7 @@ from ballast.following import Follow
 from ballast.rule import Rule
 from ballast.spikes import Spikes
 from ballast.tls import Tls
+from ballast.torch_switches import check_switches
 
 # The aliases of `master` and `state`, which win where they are given.
 MASTERS = {24: "split24", 32: "split32"}
@@ -274,14 +275,8 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str | Callable[[], str]]] = {
 # Options under another name: what is written in their place.
 _RENAMED = {"lane": "transport"}
 
-# Switches of torch's optimizers that choose an implementation, and so nothing here.
-IMPLEMENTATION = ("fused", "foreach", "capturable")
-# Those that change what is computed, and that these rules do not have: why, and what to write.
-_ABSENT = {
-    "amsgrad": "the daemon keeps no maximum of second moments; leave it out",
-    "maximize": "the daemon goes down the gradient; leave it out, and call backward() on the loss times -1",
-    "differentiable": "the update is made by the daemon, where autograd does not see it; leave it out",
-}
+# Options of the run that other libraries' groups may have under the same name.
+_NO_OPTIONS = {"rank", "world", "world_size", "seed", "run"}
 
 
 def _one_of(names: Sequence[str]) -> str:
@@ -311,6 +306,7 @@ def check_group(group: Mapping[str, Any], rules: Rule) -> None:
             raise Rejected(f"{option} is missing{where}: {rule.name} needs it")
         check_option(option, group[option], where)
     check_switches(group, rule, where)
+    _check_of_run(group, rules, where)
     for option, value in rule.only.items():
         if isinstance(value, tuple) and group[option] is not None and tuple(group[option]) == value:
             continue
@@ -324,16 +320,20 @@ def check_group(group: Mapping[str, Any], rules: Rule) -> None:
         raise Rejected(f"nesterov=True{where}: Nesterov momentum needs a momentum and no dampening")
 
 
-def check_switches(group: Mapping[str, Any], rule: Rule, where: str) -> None:
-    """Those that torch's optimizers have and the rules do not."""
-    for option, reason in _ABSENT.items():
-        if group.get(option):
-            raise Rejected(f"{option}={group[option]!r}{where} is not supported: {reason}")
-    for option in IMPLEMENTATION:
-        if group.get(option) not in (None, True, False):
-            raise Rejected(f"{option}={group[option]!r}{where}: it must be None, True or False")
-    if rule.name == "adam" and group.get("decoupled_weight_decay"):
-        raise Rejected(f"decoupled_weight_decay=True{where} is AdamW's rule: write ballast.AdamW in place of Adam")
+def _check_of_run(group: Mapping[str, Any], rules: Rule, where: str) -> None:
+    """Rejected if the group has what only the whole run can have, and nothing would come of it."""
+    where = where or " of a param_group"
+    for option in group:
+        if option in RunOptions.__annotations__ and option not in COMMON and option not in _NO_OPTIONS:
+            raise Rejected(
+                f"{option}={group[option]!r}{where}: it is an option of the whole run; give it to the constructor, "
+                "beside the groups"
+            )
+    if not rules.others and group.get("rule", rules.name) != rules.name:
+        raise Rejected(
+            f"rule={group['rule']!r}{where}: all groups of this optimizer have the rule {rules.name!r}. Make "
+            "another optimizer for such parameters, or ballast.Muon, whose groups may name theirs"
+        )
 
 
 def complete_group(given: Mapping[str, Any], defaults: Mapping[str, Any], rule: Rule) -> dict[str, Any]:
