@@ -20,6 +20,7 @@ GROUPS = {
         "hf_checkpointing",
         "hf_checkpointing_reentrant",
         "hf_adapters",
+        "hf_adapters_class",
         "hf_best",
         "hf_trains_on",
         "hf_goes_back",

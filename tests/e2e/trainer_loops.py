@@ -89,14 +89,18 @@ def hf_trainer_unclipped(options: Options, kind: Kind, told: Told) -> nn.Module:
 
 
 def hf_trainer_class(options: Options, kind: Kind, told: Told) -> nn.Module:
+    return by_class(language_model(), options, kind, told)
+
+
+def by_class(model: nn.Module, options: Options, kind: Kind, told: Told) -> nn.Module:
+    """The Trainer makes the optimizer, with a group that decays and one that does not."""
     from transformers import Trainer, TrainingArguments
 
-    values = {key: value for key, value in kind.values.items()}
     trainer = Trainer(
-        model=language_model(),
+        model=model,
         args=training_arguments(TrainingArguments, options),
         train_dataset=sequences(),
-        optimizer_cls_and_kwargs=(kind.type, values),
+        optimizer_cls_and_kwargs=(kind.type, dict(kind.values)),
     )
     return train_by(trainer, options, told)
 
@@ -130,13 +134,23 @@ class Adapted(nn.Module):
 
 def hf_adapters(options: Options, kind: Kind, told: Told) -> nn.Module:
     """As LoRA; the optimizer is given all parameters, the frozen ones too."""
+    model = adapted_model()
+    optimizer = kind(model.named_parameters())
+    arguments = {"gradient_checkpointing": True, "num_train_epochs": FEW_EPOCHS}
+    return train_by(trainer_of(model, optimizer, options, **arguments), options, told)
+
+
+def hf_adapters_class(options: Options, kind: Kind, told: Told) -> nn.Module:
+    """The group that does not decay is empty."""
+    return by_class(adapted_model(), options, kind, told)
+
+
+def adapted_model() -> Any:
     model = language_model()
     model.requires_grad_(False)
     for layer in model.model.layers:
         layer.self_attn.q_proj = Adapted(layer.self_attn.q_proj)
-    optimizer = kind(model.named_parameters())
-    arguments = {"gradient_checkpointing": True, "num_train_epochs": FEW_EPOCHS}
-    return train_by(trainer_of(model, optimizer, options, **arguments), options, told)
+    return model
 
 
 # --- weights that are not the last step's ----------------------------------------------------------------------------
@@ -263,6 +277,7 @@ TRAINER_LOOPS: list[Loop] = [
     hf_checkpointing,
     hf_checkpointing_reentrant,
     hf_adapters,
+    hf_adapters_class,
     hf_best,
     hf_trains_on,
     hf_trains_on_unasked,

@@ -99,7 +99,7 @@ def test_neighbours_in_one_storage_are_fine(adamw: AdamW) -> None:
     adamw([nn.Parameter(memory[:4]), nn.Parameter(memory[4:])])
 
 
-@pytest.mark.parametrize("params", [[], [{"params": []}], iter(())], ids=["list", "group", "iterator"])
+@pytest.mark.parametrize("params", [[], iter(())], ids=["list", "iterator"])
 def test_no_parameters_are_refused(params: Any, adamw: AdamW) -> None:
     with pytest.raises((ballast.Rejected, ValueError), match="empty"):
         adamw(params)

@@ -97,7 +97,7 @@ def test_a_group_can_be_added_before_the_first_gradient(adamw: AdamW, run: str) 
 def test_a_refused_group_leaves_the_optimizer_as_it_was(adamw: AdamW) -> None:
     model = layered(seed=1)
     optimizer = adamw(model.parameters())
-    for unfit in ({"params": model.parameters()}, {"params": []}, {"params": {nn.Parameter(torch.zeros(1))}}):
+    for unfit in ({"params": model.parameters()}, {"params": iter(())}, {"params": {nn.Parameter(torch.zeros(1))}}):
         with pytest.raises(ballast.Rejected):
             optimizer.add_param_group(unfit)
     assert len(optimizer.param_groups) == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from operator import is_
 from typing import Any
@@ -58,8 +58,8 @@ class ParameterList:
         return self._by_id[id(parameter)].name
 
     def add(self, given: Iterable[Any], group: int, check: Callable[[list[Tensor]], None]) -> list[Tensor]:
-        """Takes a group's parameters in; returns them, each once. Rejected, and nothing is taken, if one is unfit, if there are
-        none, or if `check` says so."""
+        """Takes a group's parameters in; returns them, each once. Rejected, and nothing is taken, if one is unfit, if an iterator
+        gives none, or if `check` says so."""
         entries = self._entries.copy()
         by_id, names, count = self._by_id.copy(), self._names.copy(), self._given
         for item in given:
@@ -78,8 +78,8 @@ class ParameterList:
             names.add(entry.name)
         check_overlap(entry for entry in entries if entry.parameter.requires_grad)
         params = [entry.parameter for entry in entries if entry.group == group]
-        if not params:
-            raise Rejected("a parameter group is empty: give at least one (a generator can be read only once)")
+        if not params and not isinstance(given, Sized):
+            raise Rejected("a parameter group's iterator gave nothing, as one that was read before: give a list")
         check(params)
         self._entries, self._by_id, self._names, self._given = entries, by_id, names, count
         self._of_groups.append(params.copy())
