@@ -99,6 +99,7 @@ def test_an_index_that_leads_out_of_its_folder_is_refused(tmp_path: Path) -> Non
         ("in/.metadata", b"\x80\x04N.", "is no index of torch.distributed.checkpoint"),
         ("in/.metadata", b"\x80\x04", r"\.metadata is damaged"),
         ("in/scheduler.pt", b"", r"neither \.metadata .* nor optimizer\.pt"),
+        ("in/manifest.json", b"", r"is a checkpoint of a daemon.*ballast\.checkpoint\.open"),
     ],
 )
 def test_what_is_no_checkpoint_is_refused_by_name(file: str, content: bytes, said: str, tmp_path: Path) -> None:

@@ -11,6 +11,11 @@ from ballast.errors import Rejected
 from ballast.options import ALIASES, FORMATS, MASTERS, check_option, format_values
 from ballast.parameters import NamedParameter
 
+_UNNAMED = (
+    "Parameters that are given without names are called so: give model.named_parameters(), to HF's Trainer by "
+    "optimizers=(ballast.AdamW(model.named_parameters(), ...), None)"
+)
+
 # What a tensor travels in: None is a choice, of the parameter's dtype.
 _TRAVELS = ("serving", "gradient_dtype")
 
@@ -50,11 +55,13 @@ class FormatRules:
     def check_used(self, names: Iterable[str]) -> None:
         """Rejected, naming it, if a pattern matches none of the names."""
         all_names = list(names)
+        unnamed = all(name.startswith("param.") for name in all_names)  # as ParameterList calls those given without
         for pattern, _ in self._rules:
             if not any(fnmatchcase(name, pattern) for name in all_names):
                 raise Rejected(
                     f"formats: the pattern '{pattern}' matches no parameter; there are {', '.join(all_names[:8])}"
                     + (", ..." if len(all_names) > 8 else "")
+                    + (f". {_UNNAMED}" if unnamed else "")
                 )
 
     def group(self, tensors: Sequence[NamedParameter], param_groups: Sequence[Mapping[str, Any]]) -> Grouping:

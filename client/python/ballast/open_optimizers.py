@@ -92,7 +92,7 @@ def check_unowned(parameters: Iterable[Tensor], ours: ParameterList) -> None:
     if found is not None and close_unreachable():
         found = _owner_of(parameters, ours)
     if found is not None:
-        fitted = " (in Lightning, of the fit() before: for one in trainer.optimizers: one.close())"
+        fitted = " (in Lightning: for one in trainer.optimizers: one.close(), where trainer ran the fit() before)"
         raise Rejected(
             f"parameter '{found[0]}' is trained by another ballast optimizer, with run '{found[1]}': close() that one first"
             f"{fitted if driving_framework() == 'Lightning' else ''}",

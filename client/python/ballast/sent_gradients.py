@@ -124,10 +124,10 @@ class SentGradients:
                 "FAILED_PRECONDITION",
             )
         raise Rejected(
-            f"the gradient of '{name}' was taken back (.grad = None) in step {session.step}, and that of "
+            f"the gradient of '{name}' was taken back (.grad set to None, or to another) in step {session.step}, and that of "
             f"'{self._made[id(kept[0])].parameter_name}' was not: gradients that have left are dropped together, by zero_grad() of "
             "the optimizer; step(), now, takes them all. Freeze what is not to be trained in a step (requires_grad_(False)) "
-            "before its forward",
+            "before its forward; register_hook() adds a hook that changes a gradient before it leaves",
             "FAILED_PRECONDITION",
         )
 

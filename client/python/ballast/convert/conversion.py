@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
+from ballast.checkpoint.folders import is_checkpoint
 from ballast.convert import dcp_folder, dynamic8, flash8, safetensors_file, torch_file, trainer_folder
 from ballast.convert.checkpoint import Checkpoint, Value, from_state_dict, slots_in
 from ballast.convert.comparison import SlotError, bounds_of, compare
@@ -147,6 +148,11 @@ def container_of(path: Path) -> str:
             return "dcp"
         if trainer_folder.is_folder(path):
             return "hf-trainer"
+        if is_checkpoint(path):
+            raise Rejected(
+                f"{path} is a checkpoint of a daemon, and no optimizer wrote it: ballast.checkpoint.open() reads its weights and "
+                "moments, and a trainer that goes on with the run saves them by state_dict()"
+            )
         raise Rejected(
             f"{path} is a folder with neither {INDEX} (torch.distributed.checkpoint) nor optimizer.pt (Trainer): give "
             "the folder that holds one of these"
