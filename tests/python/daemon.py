@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import subprocess
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Timer
@@ -18,16 +19,24 @@ BINARY = Path(os.environ.get("BALLASTD", ROOT / "build" / "dev" / "server" / "ba
 LEASE_S = 1
 
 
+_CLAIMS: deque[socket.socket] = deque(maxlen=200)  # the oldest are closed
+
+
 def free_port() -> int:
-    """Below the ports that the system gives to connections: one of those may take it while a daemon is away from it."""
+    """Below the ports that the system gives to connections: one of those may take it while a daemon is away from it. Nobody who
+    asks likewise gets the same for a while: this process keeps the UDP port of that number."""
     draw = random.SystemRandom()
     while True:
         port = draw.randrange(20000, 32000)
-        with socket.socket() as probe:
-            try:
+        claim = socket.socket(type=socket.SOCK_DGRAM)
+        try:
+            claim.bind(("127.0.0.1", port))
+            with socket.socket() as probe:
                 probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
+        except OSError:
+            claim.close()
+            continue
+        _CLAIMS.append(claim)
         return port
 
 

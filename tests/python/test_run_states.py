@@ -6,7 +6,9 @@ import json
 import shutil
 import time
 import urllib.request
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -89,10 +91,13 @@ def trainer(server: str, steps: int, **options: Any) -> ballast.AdamW:
 @pytest.mark.parametrize("shm", [True, False], ids=["shm", "grpc"])
 def test_a_trainer_that_leaves_after_a_rewind_leaves_a_checkpoint(tmp_path: Path, shm: bool) -> None:
     """Though it makes no step more: what the run went back to is on the disk."""
-    flags = [f"--shm_socket={tmp_path / 'shm.sock'}"] if shm else []
     storage = tmp_path / "storage"
     storage.mkdir()
-    with Daemon(storage=storage, flags=flags) as daemon:
+    with ExitStack() as ends:
+        # Not in tmp_path: the path of a socket has 80 bytes at most.
+        sockets = ends.enter_context(TemporaryDirectory(prefix="ballast-states-"))
+        flags = [f"--shm_socket={sockets}/shm"] if shm else []
+        daemon = ends.enter_context(Daemon(storage=storage, flags=flags))
         optimizer = trainer(daemon.server, 9, snapshots=3, snapshot_every=2)
         assert ctl("rewind", RUN, "--to", 4, server=daemon.server).returncode == 0
         optimizer.close()
