@@ -30,15 +30,15 @@ def pauses(shortest_s: float, longest_s: float) -> Iterator[None]:
 
 
 class Patience:
-    """For a loop that waits: look() says a line when the wait has taken 10 s, and again after twice that, and so on.
+    """For a loop that waits: look() says a line when the wait has taken `after_s`, and again after twice that, and so on.
 
     tell: what is waited for, asked when it is said. One thread at a time.
     """
 
-    def __init__(self, tell: Callable[[], str]):
+    def __init__(self, tell: Callable[[], str], after_s: float = _LINE_AFTER_S):
         self._tell = tell
         self._began = monotonic()
-        self._say_after_s = _LINE_AFTER_S
+        self._say_after_s = after_s
 
     def look(self) -> None:
         waited_s = monotonic() - self._began

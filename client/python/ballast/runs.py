@@ -51,11 +51,13 @@ def delete_run(
 
 def clear(client: _core.Client, run: str, known_alive: bool) -> None:
     """Deletes the run if there is one, to start over. Of a trainer that was lost the lease is awaited; Rejected if one is
-    connected, which goes on: at once where it is known to be alive, else after a while in which it may turn out to be lost.
+    connected, which goes on: at once where it is known_alive, else after a while in which it may turn out to be lost.
     """
     connected_until = time.monotonic() + (0.0 if known_alive else _UNHEARD_S)
     deadline = time.monotonic() + _LEASE_WAIT_S
-    patience = Patience(lambda: f"waiting for the trainer of run '{run}' that has just ended, and for its lease")
+    patience = Patience(
+        lambda: f"waiting for the trainer of run '{run}', in case it has just ended, and for its lease", 1
+    )
     while True:
         try:
             client.delete_run(run)
