@@ -78,6 +78,8 @@ class DaemonClient final : public Client {
                                                    uint32_t daemons);
   // As Detach, of a client that attaches again: of a session that has ended already the daemon is told nothing.
   void DetachForNow() { stream_.reset(); }
+  // The run's, when the rank was attached.
+  uint64_t generation() const { return generation_; }
   // Tells people, as ClientOptions::log says.
   void Log(const std::string& line) const { connection_->Log(line); }
   // Waits up to so long until the stream is open, or the client has failed. False: it is lost, and not there again yet.

@@ -243,6 +243,27 @@ def test_a_rank_waits_while_the_daemons_are_changed_one_after_another() -> None:
     assert not looks and not whole
 
 
+@pytest.mark.parametrize("killed", range(COUNT))
+def test_a_run_grows_beside_a_daemon_that_was_just_started_anew(killed: int, daemons: Daemons) -> None:
+    """Whose sessions have ended: it refuses, and then none of the others has grown."""
+    model = layered(seed=1)
+    model[2].requires_grad_(False)
+    optimizer = ballast.AdamW(model.named_parameters(), server=daemons.server, run=RUN, reconnect_timeout=60, **SYNC)
+    rewound = 0
+    while optimizer.last_result is None or optimizer.last_result.step < 5:
+        if optimizer.last_result is not None and optimizer.last_result.step == 3 and not model[2].weight.requires_grad:
+            daemons.restart(killed)
+            model[2].requires_grad_(True)
+        try:
+            model(torch.ones(2, 8)).sum().backward()
+            optimizer.step()
+        except ballast.RunRewound:
+            rewound += 1
+    assert rewound <= 1 and optimizer.last_result.step == 5 and optimizer.last_result.applied
+    assert not torch.equal(model[2].weight, layered(seed=1)[2].weight)
+    optimizer.close()
+
+
 def test_a_part_that_is_gone_is_told_once() -> None:
     with Daemons(COUNT) as daemons:
         training = training_on(daemons.server)

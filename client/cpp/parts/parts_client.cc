@@ -1,6 +1,7 @@
 #include "client/cpp/parts/parts_client.h"
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 #include <utility>
 
@@ -274,30 +275,40 @@ void PartsClient::Undo(const std::string& run_id, const std::vector<absl::Status
   }
 }
 
+std::vector<uint32_t> PartsClient::EndedFirst(const std::string& run_id) {
+  const auto runs = ForAll(parts(), [&](uint32_t part) { return daemons_[part]->GetRun(run_id); });
+  std::vector<uint32_t> order(parts());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_partition(order.begin(), order.end(), [&](uint32_t part) {
+    return !runs[part].ok() || runs[part]->status().generation() != daemons_[part]->generation();
+  });
+  return order;
+}
+
 absl::StatusOr<v1::AmendRunResponse> PartsClient::AmendRun(const v1::RunSpec& spec) {
   if (!attached_) return NotAttached("AmendRun");
   const auto placement = whole_.placement.Extended(spec);
   if (!placement.ok()) return placement.status();
   const std::vector<v1::RunSpec> specs = placement->Split(spec);
-  // All or none would be better than one after the other. What one refuses the first refuses, but for memory; and the
-  // call may be made again.
+  // All or none would be better than one after the other. What one refuses the first refuses, but for memory and where its
+  // session has ended; and the call may be made again.
   v1::AmendRunResponse whole;
-  std::vector<v1::RunPlan> plans;
-  std::vector<std::string> hashes;
-  std::vector<uint64_t> generations;
-  for (uint32_t part = 0; part < parts(); ++part) {
+  std::vector<v1::RunPlan> plans(parts());
+  std::vector<std::string> hashes(parts());
+  std::vector<uint64_t> generations(parts());
+  for (const uint32_t part : EndedFirst(spec.run_id())) {
     auto amended = daemons_[part]->AmendRun(specs[part]);
     if (!amended.ok()) return NamedBy(names_[part], amended.status());
     whole.set_amended(whole.amended() || amended->amended());
     whole.set_step(amended->step());
-    generations.push_back(amended->generation());
+    generations[part] = amended->generation();
     whole.set_tensors_added(whole.tensors_added() + amended->tensors_added());
     for (const uint64_t step : amended->snapshots_dropped()) {
       const auto& dropped = whole.snapshots_dropped();
       if (std::find(dropped.begin(), dropped.end(), step) == dropped.end()) whole.add_snapshots_dropped(step);
     }
-    plans.push_back(amended->plan());
-    hashes.push_back(amended->spec_sha256());
+    plans[part] = amended->plan();
+    hashes[part] = amended->spec_sha256();
   }
   *whole.mutable_plan() = MergePlans(plans);
   whole.set_generation(MergeGenerations(generations));
