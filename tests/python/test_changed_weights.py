@@ -175,6 +175,34 @@ def test_overwrite_loses_the_change(adamw: AdamW) -> None:
     assert same_bits(weights_of(model), weights_of(unbroken))
 
 
+@pytest.mark.parametrize("options", [{}, {"commit": "staged"}, {"overlap_forward": True}], ids=str)
+def test_memory_that_is_put_in_place_in_a_step_gets_its_weights(adamw: AdamW, options: dict[str, Any]) -> None:
+    """As recipes do that disturb weights for a second backward(), and put the first ones back."""
+    model = layered(seed=1)
+    optimizer = adamw(model.named_parameters(), changed_weights="overwrite", **options)
+    for _ in range(3):
+        backward(model)
+        model[1].weight.data = model[1].weight.data.clone()
+        optimizer.step()
+        optimizer.wait()
+        weights = [weight.clone() for weight in weights_of(model)]
+        optimizer.pull()
+        assert same_bits(weights_of(model), weights)
+
+
+@pytest.mark.parametrize("options", [{}, {"commit": "staged"}], ids=str)
+def test_a_refused_change_of_memory_leaves_the_daemons_weights_in_place(adamw: AdamW, options: dict[str, Any]) -> None:
+    model = layered(seed=1)
+    optimizer = adamw(model.named_parameters(), **options)
+    backward(model)
+    model[1].weight.data = model[1].weight.data.clone()
+    with pytest.raises(ballast.Rejected, match="the daemon's weights are in place"):
+        optimizer.step()
+    weights = [weight.clone() for weight in weights_of(model)]
+    optimizer.pull()
+    assert same_bits(weights_of(model), weights)
+
+
 def test_another_policy_is_refused(adamw: AdamW) -> None:
     with pytest.raises(
         ballast.Rejected, match="changed_weights='keep': it must be one of 'refuse', 'upload', 'overwrite'"

@@ -153,13 +153,15 @@ class Binding:
             self.landing.copy_(local_of(self.parameter).detach())
 
     def store(self, waits: bool = True) -> None:
-        """Brings the parameter up to the weights that landed. waits: until the landing may be overwritten; otherwise the
-        device copies it in its own time, before it does anything that is asked of it later."""
-        if not self.on_host:
+        """Brings the parameter up to the weights that landed: on a device, or where it was given other memory since
+        (p.data = ...). waits: until the landing may be overwritten; otherwise the device copies it in its own time, before it
+        does anything that is asked of it later."""
+        p = local_of(self.parameter)
+        if self.on_host and p.data_ptr() == self.landing.data_ptr():
+            return
+        if p.dtype == self.landing.dtype and p.shape == self.shape:  # else the next step refuses what it became
             with torch.no_grad():
-                local_of(self.parameter).copy_(
-                    self.landing, non_blocking=not waits and self.parameter.device.type == "cuda"
-                )
+                p.copy_(self.landing, non_blocking=not waits and p.device.type == "cuda")
 
     def digest(self) -> int:
         """xxh3_64 of the weights, as the daemon computes it of those that it serves in the parameter's dtype."""

@@ -50,7 +50,8 @@ class ChangedWeights:
         changed = self._differing(weights, suspects)
         if changed and not self._uploads:
             # Sharded parameters have no "upload".
-            upload = "" if changed[0].shard else "changed_weights='upload' to train on with them, "
+            upload = "changed_weights='upload' to train on with them (not where each step puts them back), "
+            upload = "" if changed[0].shard else upload
             raise Rejected(
                 f"the weights of {_named(changed)} were changed after step {step - 1}, and not by run '{self._run}' (by "
                 "load_state_dict(), an operation in place, p.data = ..., nn.Embedding(max_norm=...)): the daemon's would "
