@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from ballast.rank_zero import await_change
+from torch import nn
 
 import ballast
 from daemon import Daemon, Daemons
@@ -262,6 +263,34 @@ def test_a_run_grows_beside_a_daemon_that_was_just_started_anew(killed: int, dae
     assert rewound <= 1 and optimizer.last_result.step == 5 and optimizer.last_result.applied
     assert not torch.equal(model[2].weight, layered(seed=1)[2].weight)
     optimizer.close()
+
+
+@pytest.mark.parametrize("small", [0, 1])
+def test_a_run_that_one_daemon_has_no_room_for_grows_on_none(small: int) -> None:
+    with ExitStack() as ends:
+        limits = ["32MiB" if part == small else "200MiB" for part in range(2)]
+        each = [ends.enter_context(Daemon(flags=[f"--memory_limit={limit}"])) for limit in limits]
+        model = layered(seed=1)
+        large = [nn.Parameter(torch.zeros(1500, 1000), requires_grad=False) for _ in range(2)]
+        named = [*model.named_parameters(), *((f"large.{i}", one) for i, one in enumerate(large))]
+        optimizer = ballast.AdamW(named, server=",".join(one.server for one in each), run=RUN)
+        for step in (1, 2):
+            model(torch.ones(2, 8)).sum().backward()
+            optimizer.step()
+        for one in large:
+            one.requires_grad_(True)
+        with pytest.raises(ballast.Rejected, match="the run goes on as it was"):
+            (model(torch.ones(2, 8)).sum() + sum(one.sum() for one in large)).backward()
+        for one in large:
+            one.requires_grad_(False)
+        optimizer.zero_grad()
+        model(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+        assert optimizer.last_result is not None and (optimizer.last_result.step, optimizer.last_result.applied) == (
+            3,
+            True,
+        )
+        optimizer.close()
 
 
 def test_a_part_that_is_gone_is_told_once() -> None:

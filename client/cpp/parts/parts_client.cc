@@ -275,13 +275,17 @@ void PartsClient::Undo(const std::string& run_id, const std::vector<absl::Status
   }
 }
 
-std::vector<uint32_t> PartsClient::EndedFirst(const std::string& run_id) {
-  const auto runs = ForAll(parts(), [&](uint32_t part) { return daemons_[part]->GetRun(run_id); });
+std::vector<uint32_t> PartsClient::LikelyRefusersFirst(absl::Span<const v1::RunSpec> specs) {
+  const std::vector<uint64_t> room = ForAll(parts(), [&](uint32_t part) -> uint64_t {
+    DaemonClient& daemon = *daemons_[part];
+    const auto run = daemon.GetRun(specs[part].run_id());
+    if (!run.ok() || run->status().generation() != daemon.generation()) return 0;
+    const auto plan = daemon.Plan(specs[part]);
+    return 1 + (plan.ok() ? plan->memory_free_bytes() : 0);
+  });
   std::vector<uint32_t> order(parts());
   std::iota(order.begin(), order.end(), 0);
-  std::stable_partition(order.begin(), order.end(), [&](uint32_t part) {
-    return !runs[part].ok() || runs[part]->status().generation() != daemons_[part]->generation();
-  });
+  std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return room[a] < room[b]; });
   return order;
 }
 
@@ -291,12 +295,12 @@ absl::StatusOr<v1::AmendRunResponse> PartsClient::AmendRun(const v1::RunSpec& sp
   if (!placement.ok()) return placement.status();
   const std::vector<v1::RunSpec> specs = placement->Split(spec);
   // All or none would be better than one after the other. What one refuses the first refuses, but for memory and where its
-  // session has ended; and the call may be made again.
+  // session has ended, so those come first; and the call may be made again.
   v1::AmendRunResponse whole;
   std::vector<v1::RunPlan> plans(parts());
   std::vector<std::string> hashes(parts());
   std::vector<uint64_t> generations(parts());
-  for (const uint32_t part : EndedFirst(spec.run_id())) {
+  for (const uint32_t part : LikelyRefusersFirst(specs)) {
     auto amended = daemons_[part]->AmendRun(specs[part]);
     if (!amended.ok()) return NamedBy(names_[part], amended.status());
     whole.set_amended(whole.amended() || amended->amended());

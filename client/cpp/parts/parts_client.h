@@ -130,8 +130,8 @@ class PartsClient final : public Client {
   void OfWhole(v1::RunStatus* run);
   // Takes the specs out of what each daemon says of the run.
   static absl::StatusOr<Whole> TakeWhole(std::vector<v1::GetRunResponse>* runs);
-  // The parts, first those where the session may have ended, which refuse what the others would do.
-  std::vector<uint32_t> EndedFirst(const std::string& run_id);
+  // The parts: first those where the session may have ended, then those on the daemons with the least memory free.
+  std::vector<uint32_t> LikelyRefusersFirst(absl::Span<const v1::RunSpec> specs);
   absl::StatusOr<Whole> Look(const std::string& run_id) const;
   absl::StatusOr<PartPlacement> PlaceNew(const v1::RunSpec& spec);
   absl::Status CheckCreated(const std::string& run_id, const std::vector<absl::StatusOr<v1::CreateRunResponse>>& made);
