@@ -56,6 +56,19 @@ def test_a_module_goes_back_to_a_name_and_on(some: Daemons, overlap: bool) -> No
             ballast.follow(perceptron(3), server=some.server, run=run, at="bad")
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_names_from_before_the_run_grew_are_not_listed(count: int, tmp_path: Path) -> None:
+    trained, added = perceptron(1), torch.nn.Parameter(torch.zeros(3))
+    with Daemons(count, storage=tmp_path) as some, optimizer_of(trained, some, "grown", follow=TAGGED) as optimizer:
+        train(trained, optimizer, 1)
+        optimizer.tag("before")
+        optimizer.add_param_group({"params": [("added", added)]})
+        added.sum().backward()
+        train(trained, optimizer, 1)
+        optimizer.tag("since", replace=True)
+        assert optimizer.tags() == {"since": 2}
+
+
 def test_names_are_listed_replaced_and_let_go(some: Daemons) -> None:
     trained = perceptron(1)
     with optimizer_of(trained, some, "tags-listed", follow=TAGGED) as optimizer:

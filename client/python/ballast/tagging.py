@@ -63,9 +63,10 @@ class Tagging:
             self._membership.connected().untag_version(self._settings.rank.run, name)
 
     def tags(self) -> dict[str, int]:
-        """The names that the run's weights have, and of which step those are."""
+        """The names that the run's weights have, and of which step those are. Not those that cannot be read any more, as of before
+        the run was amended: `ballastctl versions` says why."""
         steps = self._steps
         with steps.lock, steps.following():
             steps.joined()
             listed = self._membership.connected().list_versions(self._settings.rank.run)
-        return {str(tag["name"]): int(tag["id"]["step"]) for tag in listed["tags"]}
+        return {str(tag["name"]): int(tag["id"]["step"]) for tag in listed["tags"] if not tag["unreadable"]}
