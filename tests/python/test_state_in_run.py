@@ -45,7 +45,7 @@ CHANGES: dict[str, Callable[[Any, Any], object]] = {
     "update": lambda optimizer, p: optimizer.state.update({p: {}}),
     "setdefault": lambda optimizer, p: optimizer.state.setdefault(p, {}),
     "state.parameter.": lambda optimizer, p: optimizer.state[p],
-    "setting .state": lambda optimizer, _: setattr(optimizer, "state", defaultdict(dict)),
+    "setting .state": lambda optimizer, p: setattr(optimizer, "state", defaultdict(dict, {p: {}})),
 }
 
 
@@ -56,6 +56,22 @@ def test_who_would_reset_it_by_hand_is_told_how(change: str, adamw: AdamW) -> No
     with pytest.raises(ballast.Rejected, match=f"{change}.*is in its run, '{optimizer.run}'.*make another optimizer"):
         CHANGES[change](optimizer, parameter)
     assert len(optimizer.state) == 0 and parameter not in optimizer.state
+
+
+def test_it_may_be_set_empty_before_there_is_any(adamw: AdamW) -> None:
+    """As fastai's Learner.freeze() does."""
+    parameter = nn.Parameter(torch.ones(3))
+    optimizer = adamw([parameter])
+    optimizer.state = defaultdict(dict)
+    parameter.sum().backward()
+    optimizer.step()
+    assert optimizer.last_result is not None and optimizer.last_result.applied
+    with pytest.raises(ballast.Rejected, match="setting .state.*is in its run"):
+        optimizer.state = defaultdict(dict)
+    loaded = adamw([nn.Parameter(torch.ones(3))], run=f"{optimizer.run}-loaded")
+    loaded.load_state_dict(optimizer.state_dict())
+    with pytest.raises(ballast.Rejected, match="setting .state.*is in its run"):
+        loaded.state = defaultdict(dict)
 
 
 def test_an_entry_that_is_taken_out_of_the_state_dict_begins_anew(adamw: AdamW) -> None:

@@ -45,7 +45,9 @@ class OptimizerState(torch.optim.Optimizer):
 
     @state.setter
     def state(self, state: defaultdict[Tensor, Any]) -> None:
-        if hasattr(self, "_remote"):  # else torch's constructor makes one
+        if hasattr(self, "_remote") and (
+            state or not self._state_dicts.begin_anew
+        ):  # else torch's constructor makes one
             self._remote.replaced()
 
     def state_dict(self) -> dict[str, Any]:

@@ -33,6 +33,12 @@ class StateDicts:
         self._steps = steps
         self._starting_state = starting_state
 
+    @property
+    def begin_anew(self) -> bool:
+        """Whether this trainer has neither joined the run nor loaded state for it."""
+        brought = self._starting_state
+        return self._membership.session is None and brought.saved is None and not brought.waiting
+
     # --- out --------------------------------------------------------------------------------------------------------
 
     def read(self, groups: Sequence[Mapping[str, Any]], asked: Asked | None) -> dict[str, Any]:
