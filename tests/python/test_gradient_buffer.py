@@ -17,6 +17,7 @@ from side_by_side import side_by_side
 
 MIB = 1 << 20
 ELEMENTS = 8 * MIB  # 32 MiB in fp32
+CREDIT = 4  # MiB that a rank may send of them before the daemon answers, which may be late
 
 
 def made(rank: int, daemon: Daemon, run: str) -> ballast.StepResult:
@@ -37,7 +38,7 @@ def made(rank: int, daemon: Daemon, run: str) -> ballast.StepResult:
 def test_a_rank_that_is_ahead_keeps_no_more_than_it_may(daemon: Daemon, run: str) -> None:
     for result in side_by_side(2, lambda rank: made(rank, daemon, run)):
         assert result.timing.pushed_bytes == 4 * ELEMENTS
-        assert result.timing.buffered_bytes_most <= 3 * MIB  # and a chunk
+        assert result.timing.buffered_bytes_most <= (1 + CREDIT + 1) * MIB  # what it may, what was sent, and a chunk
 
 
 @pytest.mark.parametrize("wrong", [-1, 0.5, "1 GiB", True])
