@@ -4,7 +4,6 @@
 #include <atomic>
 #include <utility>
 
-#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/blocking_counter.h"
 #include "absl/synchronization/notification.h"
@@ -92,8 +91,8 @@ void RunRegistry::WriteLast(const std::shared_ptr<Run>& run, bool force, absl::A
 
 absl::StatusOr<uint64_t> RunRegistry::DeleteStored(const std::string& run_id, DeleteMode mode, absl::Status unknown) {
   if (!has_storage() || mode.keep_checkpoints) return unknown;
-  ASSIGN_OR_RETURN(const std::vector<std::string> stored, options_.storage->RunIds());
-  if (!absl::c_linear_search(stored, run_id)) return unknown;
+  ASSIGN_OR_RETURN(const bool there, options_.storage->Has(run_id));
+  if (!there) return unknown;
   const auto request = NewestRequest(run_id);
   if (request.ok() && *request) RETURN_IF_ERROR(CheckOnAll((*request)->spec, mode));
   RETURN_IF_ERROR(options_.storage->Remove(run_id));

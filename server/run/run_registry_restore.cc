@@ -1,5 +1,4 @@
 // A run that is taken back to a checkpoint of its own, as an operator asks for it.
-#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
@@ -62,10 +61,8 @@ void RunRegistry::RestoreNow(const std::string& run_id, uint64_t step, const Pay
 
 absl::StatusOr<CheckpointReader> RunRegistry::OpenOfStep(const std::string& run_id, uint64_t step,
                                                          uint64_t* number) const {
-  ASSIGN_OR_RETURN(const std::vector<std::string> run_ids, options_.storage->RunIds());
-  if (std::find(run_ids.begin(), run_ids.end(), run_id) == run_ids.end()) {
-    return absl::NotFoundError(absl::StrCat("no run '", run_id, "' is on the disk"));
-  }
+  ASSIGN_OR_RETURN(const bool there, options_.storage->Has(run_id));
+  if (!there) return absl::NotFoundError(absl::StrCat("no run '", run_id, "' is on the disk"));
   ASSIGN_OR_RETURN(const std::shared_ptr<RunFolder> folder, options_.storage->FolderOf(run_id));
   ASSIGN_OR_RETURN(const std::vector<CheckpointEntry> entries, folder->List());
   const CheckpointEntry* const entry = EntryOf(entries, step);

@@ -207,8 +207,8 @@ void RunRegistry::Checkpoint(std::string run_id, absl::AnyInvocable<void(absl::S
 
 absl::StatusOr<std::vector<RunRegistry::StoredCheckpoint>> RunRegistry::Checkpoints(const std::string& run_id) const {
   if (!has_storage()) return NoStorage();
-  ASSIGN_OR_RETURN(const std::vector<std::string> run_ids, options_.storage->RunIds());
-  if (std::find(run_ids.begin(), run_ids.end(), run_id) == run_ids.end()) {
+  ASSIGN_OR_RETURN(const bool there, options_.storage->Has(run_id));
+  if (!there) {
     RETURN_IF_ERROR(Find(run_id).status());
     return std::vector<StoredCheckpoint>();
   }

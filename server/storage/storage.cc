@@ -90,6 +90,11 @@ absl::StatusOr<std::vector<std::string>> Storage::RunIds() const {
   return ids;
 }
 
+absl::StatusOr<bool> Storage::Has(const std::string& run_id) const {
+  ASSIGN_OR_RETURN(const std::vector<std::string> ids, RunIds());
+  return std::find(ids.begin(), ids.end(), run_id) != ids.end();
+}
+
 absl::StatusOr<std::shared_ptr<RunFolder>> Storage::FolderOf(const std::string& run_id) {
   absl::MutexLock lock(&mu_);
   std::shared_ptr<RunFolder>& folder = folders_[run_id];
@@ -104,10 +109,8 @@ absl::StatusOr<std::shared_ptr<RunFolder>> Storage::FolderOf(const std::string& 
 }
 
 absl::Status Storage::Remove(const std::string& run_id) {
-  ASSIGN_OR_RETURN(const std::vector<std::string> ids, RunIds());
-  if (std::find(ids.begin(), ids.end(), run_id) == ids.end()) {
-    return absl::NotFoundError(absl::StrCat("no run '", run_id, "' in ", runs_));
-  }
+  ASSIGN_OR_RETURN(const bool there, Has(run_id));
+  if (!there) return absl::NotFoundError(absl::StrCat("no run '", run_id, "' in ", runs_));
   ASSIGN_OR_RETURN(const std::shared_ptr<RunFolder> folder, FolderOf(run_id));
   {
     absl::MutexLock lock(&mu_);

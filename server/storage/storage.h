@@ -46,6 +46,7 @@ class Storage {
 
   // Of the runs that are there, by id.
   absl::StatusOr<std::vector<std::string>> RunIds() const;
+  absl::StatusOr<bool> Has(const std::string& run_id) const;
   // Made if it is not there. The same one each time.
   absl::StatusOr<std::shared_ptr<RunFolder>> FolderOf(const std::string& run_id);
   // The run is no more, and nobody writes for it. NOT_FOUND: it is not there.
