@@ -51,12 +51,11 @@ class ChangedWeights:
         if changed and not self._uploads:
             # Sharded parameters have no "upload".
             upload = "changed_weights='upload' to train on with them (not where each step puts them back), "
-            upload = "" if changed[0].shard else upload
             raise Rejected(
                 f"the weights of {_named(changed)} were changed after step {step - 1}, and not by run '{self._run}' (by "
                 "load_state_dict(), an operation in place, p.data = ..., nn.Embedding(max_norm=...)): the daemon's would "
                 f"overwrite them in step {step}. Nothing was sent. Call pull() to go on with the daemon's, rewind() to go on "
-                f"with an earlier step's, make an optimizer with another run to train these, or give {upload}"
+                f"with an earlier step's, make an optimizer with another run to train these, or give {'' if changed[0].shard else upload}"
                 "changed_weights='overwrite' to lose such changes",
                 "FAILED_PRECONDITION",
             )

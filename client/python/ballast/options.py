@@ -275,8 +275,8 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str | Callable[[], str]]] = {
 # Options under another name: what is written in their place.
 _RENAMED = {"lane": "transport"}
 
-# Options of the run that other libraries' groups may have under the same name.
-_NO_OPTIONS = {"rank", "world", "world_size", "seed", "run"}
+# Options of the whole run, but for names that other libraries give to what their groups have.
+_OF_RUN = RunOptions.__annotations__.keys() - COMMON.keys() - {"rank", "world", "world_size", "seed", "run"}
 
 
 def _one_of(names: Sequence[str]) -> str:
@@ -323,12 +323,11 @@ def check_group(group: Mapping[str, Any], rules: Rule) -> None:
 def _check_of_run(group: Mapping[str, Any], rules: Rule, where: str) -> None:
     """Rejected if the group has what only the whole run can have, and nothing would come of it."""
     where = where or " of a param_group"
-    for option in group:
-        if option in RunOptions.__annotations__ and option not in COMMON and option not in _NO_OPTIONS:
-            raise Rejected(
-                f"{option}={group[option]!r}{where}: it is an option of the whole run; give it to the constructor, "
-                "beside the groups"
-            )
+    for option in _OF_RUN & group.keys():
+        raise Rejected(
+            f"{option}={group[option]!r}{where}: it is an option of the whole run; give it to the constructor, "
+            "beside the groups"
+        )
     if not rules.others and group.get("rule", rules.name) != rules.name:
         raise Rejected(
             f"rule={group['rule']!r}{where}: all groups of this optimizer have the rule {rules.name!r}. Make "
